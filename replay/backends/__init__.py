@@ -1,0 +1,1 @@
+"""Who answers: presets, the HTTP client, the launcher and the simulated engine."""

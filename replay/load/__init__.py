@@ -1,0 +1,1 @@
+"""Asking it again: clocks, the schedule, the driver and what comes back."""

@@ -1,0 +1,1 @@
+"""What to buy: capacity curves, break-even of a tier, recommendations."""

@@ -1,0 +1,1 @@
+"""What came of it: the results file, its reports and comparisons."""

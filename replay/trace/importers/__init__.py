@@ -1,0 +1,1 @@
+"""Foreign logs to the native format, one module a format."""
