@@ -18,6 +18,7 @@ from replay.errors import ReplayError
 from replay.trace.files import open_input, open_output
 from replay.trace.model import FORMAT, VERSION, Header, Trace, Turn
 
+_BAD_LINE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _BROKEN_STREAM = (EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
 
 
@@ -51,7 +52,7 @@ def _items(path: str | Path) -> Iterator[tuple[int, Header | Turn]]:
                     yield number, _header(path, line)
                 elif not line.isspace():
                     yield number, decode_turn(line)
-        except msgspec.DecodeError as error:
+        except _BAD_LINE as error:
             raise ReplayError(f"{path}:{number}: not a valid turn: {error}") from None
         except _BROKEN_STREAM as error:
             raise ReplayError(f"{path}:{number + 1}: cannot be decompressed further: {error}") from None
@@ -61,12 +62,13 @@ def _header(path: str | Path, line: bytes) -> Header:
     hint = "for a foreign log, run 'replay import' first"
     try:
         header = msgspec.json.decode(line, type=Header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _BAD_LINE as error:
         raise ReplayError(f"{path}:1: not a trace header: {error}; {hint}") from None
     if header.format != FORMAT:
         raise ReplayError(f"{path}:1: format is {header.format!r}, expected {FORMAT!r}; {hint}")
     if header.version != VERSION:
-        raise ReplayError(f"{path}:1: format version {header.version}, this replay reads {VERSION}; update replay")
+        versions = f"format version {header.version}, this replay reads {VERSION}"
+        raise ReplayError(f"{path}:1: {versions}; update replay")
     return header
 
 
@@ -78,11 +80,14 @@ def write(path: str | Path, header: Header, turns: Iterable[Turn]) -> int:
     """
     encode = msgspec.json.Encoder().encode
     count = 0
-    with open_output(path) as stream:
-        stream.write(encode(header) + b"\n")
-        for turn in turns:
-            stream.write(encode(turn) + b"\n")
-            count += 1
+    try:
+        with open_output(path) as stream:
+            stream.write(encode(header) + b"\n")
+            for turn in turns:
+                stream.write(encode(turn) + b"\n")
+                count += 1
+    except OSError as error:
+        raise ReplayError(f"{path}: cannot write: {(error.strerror or str(error)).lower()}") from None
     return count
 
 

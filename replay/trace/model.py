@@ -18,7 +18,8 @@ from msgspec import Meta
 FORMAT = "replay-trace"
 VERSION = 1
 
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
 
@@ -45,7 +46,7 @@ class Ref(NamedTuple):
         return cls(session, int(turn))
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The first line of a trace file."""
 
     format: str
@@ -70,7 +71,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the importer estimated, dropped or could not know."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One model call. Token counts are whole tokens, times are seconds."""
 
     session: Name
@@ -87,7 +88,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds from the end of everything in `after` to this request (tool call, human, think time)."""
     keep: Count | None = None
     """Tokens of the parent's context that still start this prompt. Default: all of it."""
-    append: list[tuple[Name, Annotated[int, Meta(ge=1)]]] = []
+    append: list[tuple[Name, Tokens]] = []
     """``[segment id, tokens]`` pairs added after the kept tokens. Equal ids are equal tokens everywhere."""
     output: Count = 0
     """Tokens generated."""
@@ -121,7 +122,9 @@ class Trace:
         ReplayError: the turns do not form a valid trace (see `replay.trace.resolve`).
     """
 
-    def __init__(self, header: Header, turns: Iterable[Turn], *, source: str = "", lines: list[int] | None = None):
+    def __init__(
+        self, header: Header, turns: Iterable[Turn], *, source: str = "", lines: list[int] | None = None
+    ):
         from replay.trace.resolve import resolve
 
         self.header = header

@@ -68,13 +68,14 @@ class PrefixTree:
 
     def _add(self, tip: Tip, segment: Hashable, offset: int, tokens: int) -> int:
         run = len(self.start)
+        key = (tip.run, tip.depth, segment, offset)
         self.start.append(tip.depth)
         self.length.append(tokens)
         self.parent.append(tip.run)
         self.offset.append(offset)
         self._sent.append(0)
         self.segments.append(segment)
-        self._children[(*tip, segment, offset)] = run
+        self._children[key] = run
         return run
 
     def cut(self, tip: Tip, tokens: int) -> Tip:
@@ -141,7 +142,8 @@ class BlockIds:
         out = np.empty(tip.depth // self.block_tokens, np.int32)
         if len(out):
             tree = self.tree
-            _fill(tip.run, tip.depth, self.block_tokens, _view(tree.start), _view(tree.parent), _view(self._base), out)
+            arrays = _view(tree.start), _view(tree.parent), _view(self._base)
+            _fill(tip.run, tip.depth, self.block_tokens, *arrays, out)
         return out
 
     def _number_new_runs(self) -> None:
@@ -157,13 +159,12 @@ def _view(values: array[int]) -> npt.NDArray[np.int64]:
 
 
 @numba.njit(cache=True)
-def _fill(run, depth, size, start, parent, base, out):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _fill(run, depth, size, start, parent, base, out):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     end = depth // size
     while run >= 0 and end > 0:
         first = start[run] // size
         number = base[run] - first
         for index in range(first, end):
             out[index] = number + index
-        if first < end:
-            end = first
+        end = min(end, first)
         run = parent[run]
