@@ -66,8 +66,10 @@ class CostModel:
         return self.fit.weights_s + self.experts_s * (1 - (1 - self.expert_share) ** tokens)
 
     def step_seconds(self, prefill: Sequence[Chunk], decode_batch: int, decode_context: int) -> float:
-        """Time of one step: prefill chunks, and a token for `decode_batch` requests of `decode_context` tokens
-        of context altogether."""
+        """Time of one step: prefill chunks, and one token for each of `decode_batch` requests.
+
+        `decode_context` is the context of those requests in tokens, summed.
+        """
         fit = self.fit
         new = attended = 0
         for tokens, cached in prefill:
@@ -81,7 +83,7 @@ class CostModel:
         return max(work, fit.launch_s) if tokens > fit.graph_tokens else work
 
     def decode_base(self, batch: int) -> float:
-        """Part of a decode-only step that does not depend on context; `decode_context_s` is the other part."""
+        """Part of a decode-only step that does not depend on context, see `decode_context_s`."""
         return self.step_seconds((), batch, 0)
 
     @property
@@ -183,7 +185,7 @@ def _tflops(gpu: GpuProfile, weight_bytes: float) -> float:
 
 
 def _all_reduce(model: ModelProfile, gpu: GpuProfile, ranks: int) -> tuple[float, float]:
-    """Tensor parallelism reduces activations twice a layer -> seconds a step, and a token (ring all-reduce)."""
+    """Seconds that a step, and a token, adds under tensor parallelism: two ring all-reduces a layer."""
     if ranks == 1:
         return 0.0, 0.0
     times = 2 * model.shape.layers

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.cost import CostModel, chunks
+from replay.engine.cost import chunks
 from replay.engine.profiles import Link, StepFit
 from replay.errors import ReplayError
 
@@ -186,7 +186,7 @@ class MicroTable:
     @classmethod
     def read(cls, table: dict[str, Any], *, tokens: int = 16384, question: int = 32) -> MicroTable:
         """Reads one configuration's object of `micro.json` (milliseconds, single values or lists)."""
-        evict = table["evict16k"] if "evict16k" in table else table
+        evict = table.get("evict16k", table)
         others = next(_seconds(value) for key, value in evict.items() if key.startswith("others"))
         firsts = _seconds(evict["first"]) + others + _seconds(table.get("miss", {}).get(str(tokens), []))
         agains = _seconds(evict["again"]) + _seconds(table.get("hit", {}).get(str(tokens), []))
@@ -212,6 +212,7 @@ def link_from_tables(
     tier: MicroTable,
     alone: MicroTable,
     above: MicroTable,
+    *,
     bytes_per_token: int,
     chunk_tokens: int,
     wire_gbps: float | None,

@@ -36,6 +36,9 @@ _RECURRENT_FIELDS = (
     "attn_type_list",
 )
 
+_OUTER = ("torch_dtype", "dtype", "quantization_config")
+"""Fields that a multimodal configuration keeps outside its language part."""
+
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -51,6 +54,8 @@ class Shape:
 
     layers: int
     hidden: int
+    heads: int
+    """Attention heads a layer."""
     kv_heads: int
     """KV heads a layer; 1 for MLA, whose latent is shared by all heads."""
     kv_elements: int
@@ -121,8 +126,8 @@ def shape(config: dict[str, Any], where: str = "config.json") -> Shape:
     """
     text = config.get("text_config") or config.get("llm_config") or config.get("language_config")
     if isinstance(text, dict):
-        outer = {key: config[key] for key in ("torch_dtype", "dtype", "quantization_config") if key in config}
-        config = {**outer, **text}
+        outer: dict[str, Any] = {key: config[key] for key in _OUTER if key in config}
+        config = outer | text
     cfg = _Config(config, where)
     _refuse_unknown_kinds(cfg)
     layers, hidden, heads = cfg.need(*_LAYERS), cfg.need(*_HIDDEN), cfg.need(*_HEADS)
@@ -135,6 +140,7 @@ def shape(config: dict[str, Any], where: str = "config.json") -> Shape:
     return Shape(
         layers=layers,
         hidden=hidden,
+        heads=heads,
         kv_heads=kv_heads,
         kv_elements=kv_elements,
         latent=bool(cfg.get("kv_lora_rank")),
@@ -287,6 +293,6 @@ def _window_warnings(cfg: _Config, layers: int) -> tuple[str, ...]:
     if not bounded:
         return ()
     return (
-        f"{cfg.where}: {bounded} of {layers} layers attend to a window only and are counted as full attention; "
+        f"{cfg.where}: {bounded} of {layers} layers attend to a window and are counted as full attention; "
         "KV size and attention time are upper bounds",
     )

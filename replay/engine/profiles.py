@@ -167,7 +167,7 @@ def names(kind: Literal["models", "gpus"]) -> list[str]:
 
 
 def model(name_or_path: str) -> ModelProfile:
-    """A bundled model, a model profile in YAML, or a Hugging Face ``config.json`` (or the folder that holds it).
+    """A bundled model, a model profile in YAML, or a Hugging Face ``config.json`` (or its folder).
 
     Raises:
         ReplayError: unknown name, unreadable file, or an architecture that cannot be modelled.
@@ -212,9 +212,13 @@ def gpu_kv_tokens(model: ModelProfile, gpu: GpuProfile, preset: Preset) -> int:
     beside the weights and `ACTIVATION_RESERVE_GIB` on each GPU.
 
     Raises:
-        ReplayError: nothing is left.
+        ReplayError: nothing is left, or the heads cannot be split over ``tensor_parallel`` GPUs.
     """
     tier, size = preset.tiers.gpu, preset.tensor_parallel
+    if model.shape.heads % size:
+        raise ReplayError(
+            f"{model.name}: {model.shape.heads} attention heads cannot be split over {size} GPUs"
+        )
     if tier.tokens:
         return tier.tokens
     per_token = model.kv_bytes_per_token(preset.kv_dtype) * model.kv_copies(size)
@@ -222,8 +226,9 @@ def gpu_kv_tokens(model: ModelProfile, gpu: GpuProfile, preset: Preset) -> int:
     tokens = int(free * GIB / per_token)
     if tokens < preset.block_tokens:
         raise ReplayError(
-            f"{model.name} ({model.weight_gib:.1f} GiB of weights) leaves no room for KV on {size} x {gpu.name} "
-            f"({gpu.memory_gib:.0f} GiB each); take a larger GPU or --set tensor_parallel={2 * size}"
+            f"{model.name} ({model.weight_gib:.1f} GiB of weights) leaves no room for KV on {size} x "
+            f"{gpu.name} ({gpu.memory_gib:.0f} GiB each); take a larger GPU "
+            f"or --set tensor_parallel={2 * size}"
         )
     return tokens
 
