@@ -1,0 +1,180 @@
+"""The one place that opens a results file: its schema, its versions, and what can be wrong with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import duckdb
+
+from replay.errors import ReplayError
+from replay.resources import data_path
+
+SCHEMA_VERSION = 1
+"""Raised when a column changes its meaning; a new nullable column is simply added to older files."""
+OLDEST_VERSION = 1
+"""Older files cannot be migrated."""
+TABLES = ("schema_version", "runs", "requests", "scrapes", "cache_events")
+
+# Files are exchanged between machines, so they are written for the oldest DuckDB that replay supports.
+_STORAGE = {"storage_compatibility_version": "v1.3.0"}
+
+
+def open_writable(path: str | Path) -> duckdb.DuckDBPyConnection:
+    """Opens a results file to write runs, and creates or migrates it where needed.
+
+    Raises:
+        ReplayError: it cannot be written, another process has it open, or it is no results file.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise ReplayError(
+            f"{path}: the folder {path.parent} does not exist; create it or choose another --db"
+        )
+    if path.exists() and path.stat().st_size == 0:
+        raise ReplayError(f"{path}: an empty file, not a results file; remove it or choose another --db")
+    con = _connect(path, read_only=False)
+    try:
+        con.execute("BEGIN")
+        _ensure_schema(con, path)
+        con.execute("COMMIT")
+    except BaseException:
+        con.close()
+        raise
+    return con
+
+
+def open_readable(path: str | Path) -> duckdb.DuckDBPyConnection:
+    """Opens a results file read-only, cut off from other files, the network and its own configuration.
+
+    An older file is migrated first, which needs write access once.
+
+    Raises:
+        ReplayError: it is missing, unreadable, being written by another process, or no results file.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ReplayError(f"{path}: no such results file; `replay run` writes one, --db names it")
+    if path.is_file() and path.stat().st_size == 0:
+        raise ReplayError(f"{path}: an empty file, not a results file; `replay run` writes one")
+    con = _connect(path, read_only=True)
+    try:
+        current = _is_current(con, path)
+    except BaseException:
+        con.close()
+        raise
+    if current:
+        return con
+    con.close()
+    open_writable(path).close()
+    return _connect(path, read_only=True)
+
+
+def columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
+    """Names and SQL types of a table's columns, in order."""
+    found = con.execute(
+        "SELECT column_name, data_type FROM duckdb_columns() "
+        "WHERE database_name = current_database() AND schema_name = 'main' AND table_name = ? "
+        "ORDER BY column_index",
+        [table],
+    ).fetchall()
+    return dict(found)
+
+
+def describe(error: duckdb.Error) -> str:
+    """The first paragraph of a DuckDB error as one line, without its class and its pointer into the query."""
+    text = re.sub(r"^[\w ]+ Error: ", "", str(error))
+    return " ".join(re.split(r"\n\s*\n|\nLINE ", text)[0].split())
+
+
+def _connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    config: dict[str, str | bool | int | float | list[str]] = dict(_STORAGE)
+    if read_only:
+        config = {"enable_external_access": "false", "lock_configuration": "true"}
+    try:
+        return duckdb.connect(str(path), read_only=read_only, config=config)
+    except duckdb.Error as error:
+        raise _explain(path, error) from error
+
+
+def _explain(path: Path, error: duckdb.Error) -> ReplayError:
+    text = str(error)
+    if "set lock on file" in text:
+        holder = re.search(r"\(PID \d+\)", text)
+        return ReplayError(
+            f"{path}: another process has this results file open {holder.group() if holder else ''}".rstrip()
+            + "; wait for it to end or choose another --db"
+        )
+    if isinstance(error, duckdb.ConnectionException):
+        return ReplayError(f"{path}: this process has the results file open in another mode; close it first")
+    if "not a valid DuckDB database" in text:
+        return ReplayError(f"{path}: not a DuckDB file; name a results file of replay with --db")
+    if "database file with version number" in text:
+        return ReplayError(
+            f"{path}: written by a newer DuckDB than {duckdb.__version__}; upgrade duckdb to read it"
+        )
+    return ReplayError(
+        f"{path}: cannot open the results file: {describe(error)}; check the path and its permissions"
+    )
+
+
+def _file_version(con: duckdb.DuckDBPyConnection, path: Path) -> int | None:
+    """Schema version of a results file, or null for a database without any table."""
+    tables = {
+        name
+        for (name,) in con.execute("SELECT table_name FROM duckdb_tables() WHERE NOT internal").fetchall()
+    }
+    if not tables:
+        return None
+    if not {"schema_version", "runs"} <= tables:
+        raise ReplayError(f"{path}: a DuckDB file, but not a results file of replay; choose another --db")
+    row = con.execute("SELECT max(version) FROM schema_version").fetchone()
+    version = row[0] if row else None
+    if version is None or version < OLDEST_VERSION:
+        raise ReplayError(
+            f"{path}: schema version {version}, older than this replay can read ({OLDEST_VERSION}); "
+            "read it with the release that wrote it, and write new runs to another --db"
+        )
+    if version > SCHEMA_VERSION:
+        raise ReplayError(
+            f"{path}: results of schema version {version}, this replay knows {SCHEMA_VERSION}; upgrade replay"
+        )
+    return int(version)
+
+
+def _missing(con: duckdb.DuckDBPyConnection) -> list[tuple[str, str, str]]:
+    """(table, column, type) that the schema has and this file lacks."""
+    with duckdb.connect(":memory:") as model:
+        model.execute(data_path("schemas", "results.sql").read_text("utf-8"))
+        wanted = {table: columns(model, table) for table in TABLES}
+    present = {table: columns(con, table) for table in TABLES}
+    return [
+        (table, name, kind)
+        for table, cells in wanted.items()
+        for name, kind in cells.items()
+        if present[table] and name not in present[table]
+    ]
+
+
+def _is_current(con: duckdb.DuckDBPyConnection, path: Path) -> bool:
+    version = _file_version(con, path)
+    if version is None:
+        raise ReplayError(f"{path}: an empty database, not a results file; `replay run` writes one")
+    views = con.execute(
+        "SELECT count(*) FROM duckdb_views() WHERE view_name IN ('v_requests', 'v_runs')"
+    ).fetchone()
+    return (
+        version == SCHEMA_VERSION
+        and views == (2,)
+        and all(columns(con, t) for t in TABLES)
+        and not _missing(con)
+    )
+
+
+def _ensure_schema(con: duckdb.DuckDBPyConnection, path: Path) -> None:
+    version = _file_version(con, path)
+    for table, name, kind in _missing(con):
+        con.execute(f'ALTER TABLE {table} ADD COLUMN "{name}" {kind}')
+    con.execute(data_path("schemas", "results.sql").read_text("utf-8"))
+    if version is None:
+        con.execute("INSERT INTO schema_version VALUES (?)", [SCHEMA_VERSION])

@@ -1,0 +1,217 @@
+"""What a report shows and in which words: sections of tables and lines, for terminal and Markdown alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from replay.results import units
+from replay.results.report import LOSSES, SERVED_FROM, TIERS, Report
+
+BAR = 18
+"""Characters of the longest bar."""
+WORST = 5
+"""Sessions shown."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title, a table and the lines below it. Cells are plain text, foreign text included."""
+
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    left: tuple[int, ...] = (0,)
+    """Columns of words and bars; the others hold figures and are aligned to the right."""
+
+
+def banner(report: Report) -> str | None:
+    """What must not be overlooked; null where engines were measured."""
+    simulated = report.run["simulated"]
+    return "SIMULATED: all times and tiers are the engine model's; no engine ran." if simulated else None
+
+
+def header(report: Report) -> list[tuple[str, str]]:
+    """Labels and texts that say which run this is and whether it may be trusted."""
+    run = report.run
+    name = f" ({run['name']})" if run["name"] != run["backend"] else ""
+    trace = f"{run['trace'] or 'unknown'}{' (synthetic)' if run['synthetic'] else ''}"
+    lines = [
+        ("run", f"{run['id']}{name}"),
+        ("backend", f"{run['backend']}, target {run['target']}"),
+        ("model", f"{run['model'] or 'unknown'} on {run['gpu'] or 'unknown GPU'}"),
+        ("trace", f"{trace}: {', '.join(_how(run))}"),
+        ("outcome", _outcome(report)),
+        ("verdict", run["verdict"] + ("" if run["reasons"] else ": no check failed")),
+    ]
+    return [*lines, *(("", f"- {reason}") for reason in run["reasons"] or ())]
+
+
+def sections(report: Report, *, ascii_only: bool = False) -> list[Section]:
+    """The sections of a report, in reading order.
+
+    Args:
+        report: the run.
+        ascii_only: draw bars with ``#``.
+    """
+    parts = (_tokens, _loss, _ttft, _pauses, _sessions)
+    return [section for part in parts for section in part(report, ascii_only)]
+
+
+def footer(report: Report) -> list[str]:
+    """Pace, the other latencies, what the client noticed, and where to read on."""
+    per = report.throughput
+    requests, output = units.rate(per["requests_per_s"]), units.rate(per["output_tokens_per_s"])
+    cells = (("End to end", report.e2e_s["all"]), ("per output token", report.itl_s["all"]))
+    latencies = (
+        f"{label} p50 {units.seconds(cell['p50'])} s, p95 {units.seconds(cell['p95'])} s"
+        for label, cell in cells
+    )
+    check = report.self_check
+    return [
+        f"Pace: {requests} requests/s, {output} output tokens/s over {units.duration(per['seconds'])}.",
+        f"{'; '.join(latencies)}.",
+        f"Client: p99 {units.seconds(check['schedule_drift_p99_s'])} s behind schedule, "
+        f"at most {units.tokens(check['peak_in_flight'])} in flight.",
+        f"Cache before the run: {units.plain(check['cache_before'] or 'unknown')}.",
+        f"More: replay report {report.run['id']} --format json|csv|md",
+        '      replay sql "SELECT * FROM v_requests"',
+    ]
+
+
+def _how(run: dict[str, Any]) -> Iterator[str]:
+    """How the trace was played, leaving out what is as recorded."""
+    yield f"{units.tokens(run['sessions'])} sessions"
+    yield f"{units.tokens(run['turns'])} turns"
+    if (run["duplication"] or 1) != 1:
+        yield f"each session {run['duplication']:g} times"
+    if run["concurrency"]:
+        yield f"{run['concurrency']} at once"
+    if (run["speed"] or 1) != 1:
+        yield f"speed x{run['speed']:g}"
+    if (run["scale_tokens"] or 1) != 1:
+        yield f"tokens x{run['scale_tokens']:g}"
+    if run["skip_idle"]:
+        yield "idle time skipped"
+    if run["seed"] is not None:
+        yield f"seed {run['seed']}"
+
+
+def _outcome(report: Report) -> str:
+    counts = report.requests
+    bad = [f"{counts[key]:,} {text}" for key, text in _BAD.items() if counts[key]]
+    return ", ".join([f"{counts['ok']:,} of {counts['total']:,} requests answered", *bad])
+
+
+_BAD = {"errors": "failed", "dropped": "dropped after a failure", "cancelled": "cancelled"}
+
+
+def _tokens(report: Report, ascii_only: bool) -> Iterator[Section]:
+    tokens, prompt = report.tokens, report.tokens["prompt"]
+    sizes = report.settings.get("capacity_tokens") or {}
+    rows: list[tuple[str, ...]] = []
+    for source in (*TIERS, "computed", "unknown"):
+        n, use, size = tokens[source], report.tiers.get(source) or {}, sizes.get(source)
+        if (n is None and not size) or (source == "unknown" and not n):
+            continue
+        speed = use.get("gb_per_s")
+        rows.append(
+            (
+                source,
+                units.tokens(n),
+                units.share(n, prompt),
+                units.bar(n, prompt, BAR, ascii_only=ascii_only),
+                units.tokens(use["loads"]) if use else "",
+                units.digits(speed) if speed else "",
+                units.tokens(size) if size else "",
+            )
+        )
+    known = [n for tier in TIERS if (n := tokens[tier]) is not None]
+    line = (
+        f"The tiers served {units.share(sum(known) if known else None, prompt)} of prompt tokens; "
+        f"an unbounded cache would serve {units.share(tokens['ideal'], prompt)}."
+    )
+    columns = ("from", "tokens", "share", "", "requests", "GB/s", "tier holds")
+    yield Section(f"Where {units.tokens(prompt)} prompt tokens came from", columns, rows, [line], left=(0, 3))
+
+
+def _loss(report: Report, ascii_only: bool) -> Iterator[Section]:
+    loss, total = report.loss, report.loss["total"]
+    if total is None:
+        yield Section("Lost reuse: unknown, the backend does not say what it served")
+        return
+    title = (
+        f"Lost reuse: {units.tokens(total)} tokens, {units.share(total, report.tokens['ideal'])} of the ideal"
+    )
+    if loss["recompute_s"] is not None:
+        title += f", rebuilt in {units.duration(loss['recompute_s'])} of prefill"
+    rows: list[tuple[str, ...]] = [
+        (
+            cause.replace("_", " "),
+            units.tokens(loss[cause]),
+            units.share(loss[cause], total),
+            units.bar(loss[cause], total, BAR, ascii_only=ascii_only),
+            units.duration(report.loss_s[cause]),
+        )
+        for cause in LOSSES
+        if loss[cause] or (cause == "evicted" and loss[cause] is not None)
+    ]
+    yield Section(title, ("cause", "tokens", "share", "", "prefill"), rows, left=(0, 3))
+
+
+def _ttft(report: Report, ascii_only: bool) -> Iterator[Section]:
+    keys = ("mean", "p50", "p90", "p95", "p99")
+
+    def line(label: str, cell: dict[str, float | None]) -> tuple[str, ...]:
+        return (label, units.tokens(cell["n"]), *(units.seconds(cell[key]) for key in keys))
+
+    rows = [line(group, report.ttft_s[group]) for group in SERVED_FROM if report.ttft_s[group]["n"]]
+    rows.append(line("all", report.ttft_s["all"]))
+    if report.ttft_due_s["all"] != report.ttft_s["all"]:
+        rows.append(line("all, from due", report.ttft_due_s["all"]))
+    yield Section(
+        "Time to first token in seconds, by slowest tier read", ("served from", "requests", *keys), rows
+    )
+
+
+def _pauses(report: Report, ascii_only: bool) -> Iterator[Section]:
+    if not report.pauses:
+        return
+    rows: list[tuple[str, ...]] = [
+        (
+            row["bin"],
+            units.tokens(row["requests"]),
+            units.tokens(row["ideal"]),
+            units.tokens(row["evicted"]),
+            units.share(row["evicted"], row["ideal"]),
+            units.bar(row["evicted"], row["ideal"], BAR, ascii_only=ascii_only),
+            units.seconds(row["ttft_p50"]),
+        )
+        for row in report.pauses
+    ]
+    columns = ("pause", "requests", "reusable", "evicted", "share", "", "TTFT p50")
+    yield Section("Which pauses cost evictions", columns, rows, left=(0, 5))
+
+
+def _sessions(report: Report, ascii_only: bool) -> Iterator[Section]:
+    worst = [row for row in report.sessions if row["lost"] is None or row["lost"] > 0 or row["failed"]][
+        :WORST
+    ]
+    if len(report.sessions) < 2 or not worst:
+        return
+    rows: list[tuple[str, ...]] = [
+        (
+            units.plain(row["session"]),
+            units.tokens(row["requests"]),
+            units.tokens(row["failed"]) if row["failed"] else "",
+            units.tokens(row["lost"]),
+            units.tokens(row["evicted"]),
+            units.duration(row["recompute_s"]),
+            units.seconds(row["ttft_max"]),
+        )
+        for row in worst
+    ]
+    columns = ("session", "requests", "failed", "lost", "evicted", "prefill", "TTFT max")
+    yield Section("Sessions that lost most", columns, rows)

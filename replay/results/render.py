@@ -1,0 +1,126 @@
+"""Shows a report: on a terminal, as plain text, Markdown, JSON or CSV."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import TextIO
+
+import polars as pl
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from replay.results import layout, queries, units
+from replay.results.report import Report, connection
+from replay.results.store import Store
+
+WIDTH = 80
+_STYLES = {
+    "gpu": "green",
+    "cpu": "cyan",
+    "disk": "yellow",
+    "remote": "magenta",
+    "external": "magenta",
+    "computed": "red",
+    "evicted": "red",
+    "valid": "bold green",
+    "partial": "bold yellow",
+    "invalid": "bold red",
+}
+
+
+def show(report: Report, console: Console | None = None) -> None:
+    """Prints a report; plain where the output is no terminal, colourless where ``NO_COLOR`` is set."""
+    console = console or Console(highlight=False)
+    console.width = min(console.width, 2 * WIDTH)
+    console.print(table(report, ascii_only=console.options.ascii_only))
+
+
+def table(report: Report, *, ascii_only: bool = False) -> RenderableType:
+    """A report as a rich renderable, at home in 80 columns."""
+    parts: list[RenderableType] = []
+    if banner := layout.banner(report):
+        parts += [Text(f" {banner} ", style="bold black on yellow"), Text()]
+    grid = Table.grid(padding=(0, 2))
+    for label, text in layout.header(report):
+        style = _STYLES.get(report.run["verdict"], "") if label == "verdict" else ""
+        grid.add_row(Text(label, style="dim"), Text(units.plain(text), style=style))
+    parts.append(grid)
+    for section in layout.sections(report, ascii_only=ascii_only):
+        parts += [Text(), Text(section.title, style="bold")]
+        if section.rows:
+            parts.append(_table(section))
+        parts += [Text(line) for line in section.lines]
+    parts += [Text(), *(Text(line, style="dim") for line in layout.footer(report))]
+    return Group(*parts)
+
+
+def text(report: Report, *, width: int = WIDTH) -> str:
+    """A report as plain text."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False)
+    console.print(table(report))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def markdown(report: Report) -> str:
+    """A report as GitHub-flavoured Markdown."""
+    lines = [f"# Run {_md(report.run['id'])}", ""]
+    if banner := layout.banner(report):
+        lines += [f"**{_md(banner)}**", ""]
+    for label, value in layout.header(report):
+        lines.append(f"- {label}: {_md(value)}" if label else f"  {_md(value)}")
+    for section in layout.sections(report):
+        lines += ["", f"## {_md(section.title)}", ""]
+        if section.rows:
+            marks = ["---" if i in section.left else "---:" for i in range(len(section.columns))]
+            lines += [_md_row(section.columns), f"| {' | '.join(marks)} |", *map(_md_row, section.rows)]
+        lines += ["", *map(_md, section.lines)] if section.lines else []
+    return "\n".join([*lines, "", *(f"{_md(line.strip())}  " for line in layout.footer(report))]) + "\n"
+
+
+def csv(source: Store | str | Path, run: str | None = None, *, file: TextIO | None = None) -> str:
+    """The run's rows of `v_requests` as CSV with a header, by session and position; an empty cell is unknown.
+
+    Args:
+        source: an open store or the path of a results file.
+        run: id, name, or unique start of either; null for the latest run.
+        file: where to write; null to only return the text.
+
+    Raises:
+        ReplayError: no such file or run.
+    """
+    with connection(source) as (con, _):
+        run_id = queries.find_run(con, run)
+        rows = con.sql(
+            "SELECT * FROM v_requests WHERE run_id = $run ORDER BY session, position, turn",
+            params={"run": run_id},
+        )
+        written = pl.DataFrame(rows).write_csv()
+    if file is not None:
+        file.write(written)
+    return written
+
+
+def _table(section: layout.Section) -> Table:
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for i, name in enumerate(section.columns):
+        grid.add_column(
+            Text(name), justify="left" if i in section.left else "right", no_wrap=True, overflow="ellipsis",
+            min_width=None if i == 0 else max([len(name), *(len(row[i]) for row in section.rows)]),
+        )  # fmt: skip
+    for row in section.rows:
+        style = _STYLES.get(row[0], "")
+        grid.add_row(*(Text(cell, style=style if i in section.left else "") for i, cell in enumerate(row)))
+    return grid
+
+
+def _md(text: str) -> str:
+    """Foreign text in Markdown: no markup, no HTML, no cell separator."""
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", units.plain(text)).replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _md_row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(_md(cell) for cell in cells)} |"

@@ -1,0 +1,80 @@
+"""Questions of the user's own to a results file, read-only and cut off from everything else."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any, Literal
+
+import duckdb
+import msgspec
+
+from replay.errors import ReplayError
+from replay.results import units
+from replay.results.database import describe, open_readable
+
+Format = Literal["table", "csv", "json"]
+MAX_ROWS = 1_000
+"""Rows that a table shows; CSV and JSON show all."""
+
+
+def query(path: str | Path, sql: str, fmt: Format = "table", *, width: int = 80) -> str:
+    """The result of a query as text. Tables and views: `schemas/results.sql`.
+
+    The connection cannot write, read other files, reach the network or change its configuration.
+
+    Args:
+        path: a results file.
+        sql: one or more statements; the last one's result is returned.
+        fmt: ``table`` (a paragraph a record where rows do not fit), ``csv`` or ``json`` (a list of objects).
+        width: columns of the terminal.
+
+    Raises:
+        ReplayError: the file cannot be read, or DuckDB refuses the query.
+    """
+    con = open_readable(path)
+    try:
+        con.execute(sql)
+        names = [column[0] for column in con.description or ()]
+        rows = con.fetchall() if names else []
+    except duckdb.Error as error:
+        raise ReplayError(f"SQL: {describe(error)}") from error
+    finally:
+        con.close()
+    if fmt == "json":
+        objects = [dict(zip(names, row, strict=True)) for row in rows]
+        encoded = msgspec.json.encode(objects, enc_hook=str)
+        return msgspec.json.format(encoded, indent=2).decode() + "\n"
+    if fmt == "csv":
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows([names, *rows])
+        return buffer.getvalue()
+    return _table(names, rows, width)
+
+
+def _table(names: list[str], rows: list[tuple[Any, ...]], width: int) -> str:
+    shown = [[_cell(value) for value in row] for row in rows[:MAX_ROWS]]
+    widths = [max([len(name), *(len(row[i]) for row in shown)]) for i, name in enumerate(names)]
+    if sum(widths) + 2 * len(widths) > width:
+        label = max(map(len, names))
+        text = "\n".join(
+            "".join(f"{n:<{label}}  {c}\n" for n, c in zip(names, row, strict=True)) for row in shown
+        )
+    else:
+        figures = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(names))]
+        marks = [">" if figure else "<" for figure in figures]
+        lines = [
+            "  ".join(
+                f"{cell:{mark}{size}}" for cell, mark, size in zip(row, marks, widths, strict=True)
+            ).rstrip()
+            for row in (names, ["-" * size for size in widths], *shown)
+        ]
+        text = "\n".join(lines) + "\n" if names else ""
+    if len(rows) > MAX_ROWS:
+        text += f"... and {len(rows) - MAX_ROWS:,} more rows; --format csv shows all\n"
+    return text
+
+
+def _cell(value: Any) -> str:
+    return "NULL" if value is None else units.plain(f"{value:g}" if isinstance(value, float) else value)

@@ -1,0 +1,113 @@
+"""Whether a run may be trusted: `valid`, `partial` or `invalid`, and why.
+
+`invalid`: its figures describe something else than the question. `partial`: it ended early, or some
+figures are doubtful; the reasons say which. Warnings never change the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import duckdb
+
+from replay.results import queries
+
+Verdict = Literal["valid", "partial", "invalid"]
+
+MAX_SHARE = 0.01
+"""Share of requests that may fail, be cut short or not add up before the run is invalid."""
+DRIFT_S = (0.1, 1.0)
+"""p99 of the seconds from due to sent above which a run is partial, invalid."""
+LAG_S = (0.05, 0.5)
+"""p99 of the seconds by which the client's event loop woke late above which a run is partial, invalid."""
+
+
+def judge(con: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Verdict, list[str]]:
+    """The verdict on a stored run, from its rows and its self-check."""
+    run = queries.run(con, run_id)
+    return verdict(queries.row(con, "checks", run_id), run["self_check"], status=run["status"])
+
+
+def verdict(
+    checks: Mapping[str, Any], self_check: Mapping[str, Any], *, status: str = "complete"
+) -> tuple[Verdict, list[str]]:
+    """The verdict and its reasons, gravest first, warnings last.
+
+    Args:
+        checks: the row of ``reports/checks.sql``.
+        self_check: what the client noticed; keys as in ``reports/README.md``, all optional.
+        status: of the run; only ``complete`` can be valid.
+    """
+    invalid, partial, warnings = _Reasons(), _Reasons(), _Reasons()
+    _completeness(checks, status, invalid, partial)
+    _requests(checks, self_check, invalid, partial)
+    _client(checks, self_check, invalid, partial)
+    _warnings(checks, self_check, warnings)
+    reasons = [*invalid, *partial, *warnings]
+    return ("invalid" if invalid else "partial" if partial else "valid"), reasons
+
+
+class _Reasons(list[str]):
+    def add_if(self, condition: bool, reason: str) -> None:
+        if condition:
+            self.append(reason)
+
+
+def _completeness(checks: Mapping[str, Any], status: str, invalid: _Reasons, partial: _Reasons) -> None:
+    partial.add_if(status == "partial", "the run was stopped before its end")
+    partial.add_if(status == "running", "the run has not ended")
+    invalid.add_if(not checks["ok"], "no request succeeded")
+    partial.add_if(bool(checks["cancelled"]), f"{_count(checks['cancelled'], 'request')} cancelled")
+    invalid.add_if(bool(checks["repeated"]), f"{_count(checks['repeated'], 'turn')} recorded more than once")
+
+
+def _requests(
+    checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons
+) -> None:
+    ended = checks["turns"] - checks["cancelled"]
+    failed = checks["errors"] + checks["dropped"]
+    said = f" (mostly: {checks['common_error'][:120]})" if checks["common_error"] else ""
+    (invalid if failed > MAX_SHARE * ended else partial).add_if(
+        failed > 0,
+        f"{checks['errors']:,} of {_count(ended, 'request')} failed, "
+        f"{checks['dropped']:,} dropped after them{said}",
+    )
+    for n, what in (
+        (max(checks["truncated"], self_check.get("truncated") or 0), "had a prompt shorter than the trace's"),
+        (checks["unbalanced"], "do not add up: tiers to the prompt, or causes to the loss"),
+        (checks["warm"], "reused more than this run had sent: the cache was not empty"),
+    ):
+        (invalid if n > MAX_SHARE * checks["ok"] else partial).add_if(n > 0, f"{_count(n, 'request')} {what}")
+    moved = self_check.get("counters_moved") is True
+    invalid.add_if(moved, "the server's counters moved before the run: someone else uses it")
+
+
+def _client(
+    checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons
+) -> None:
+    for value, (some, much), text in (
+        (checks["drift_p99"], DRIFT_S, "requests left late: p99 {:.2f} s after they were due"),
+        (self_check.get("loop_lag_p99_s"), LAG_S, "the client was saturated: it woke {:.2f} s late (p99)"),
+    ):
+        if value is not None and value > some:
+            (invalid if value > much else partial).append(text.format(value))
+
+
+def _warnings(checks: Mapping[str, Any], self_check: Mapping[str, Any], warnings: _Reasons) -> None:
+    quantum = self_check.get("timestamp_quantum_s")
+    warnings.add_if(
+        bool(quantum), f"times in the trace are multiples of {quantum} s: shorter pauses are unknown"
+    )
+    ok = checks["ok"]
+    warnings.add_if(
+        bool(ok and checks["unattributed"]),
+        f"the backend does not say what served {checks['unattributed']} of {_count(ok, 'request')}",
+    )
+    missing = [name for name, least in (("p90", 10), ("p95", 20), ("p99", 100)) if checks["timed"] < least]
+    warnings.add_if(bool(ok and missing), f"too few requests for {', '.join(missing)}: {checks['timed']:,}")
+    warnings.extend(str(text) for text in self_check.get("warnings") or ())
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

@@ -1,0 +1,22 @@
+-- Which sessions lost most? Rows: the ten sessions with the most tokens lost, worst first.
+--
+-- Parameter: $run, a run's id.
+-- Traps:
+--   * Where the backend does not say what was served, `lost` is NULL and the order is by the slowest first token.
+--   * A '#n' at the end of a session's id marks the n-th clone of a session of the trace.
+--   * A session that failed early shows few requests: `failed` counts errors and the turns dropped after them.
+SELECT
+  session,
+  count(*) FILTER (status = 'ok') AS requests,
+  count(*) FILTER (status IN ('error', 'dropped')) AS failed,
+  sum(prompt_tokens) FILTER (status = 'ok')::BIGINT AS prompt,
+  sum(ideal_tokens) FILTER (status = 'ok')::BIGINT AS ideal,
+  sum(loss_total) FILTER (status = 'ok')::BIGINT AS lost,
+  sum(lost_evicted) FILTER (status = 'ok')::BIGINT AS evicted,
+  sum(recompute_s) FILTER (status = 'ok') AS recompute_s,
+  max(ttft) FILTER (status = 'ok') AS ttft_max
+FROM v_requests
+WHERE run_id = $run
+GROUP BY session
+ORDER BY lost DESC NULLS LAST, ttft_max DESC NULLS LAST, session
+LIMIT 10

@@ -1,0 +1,138 @@
+-- The results file: one DuckDB file, any number of runs. `replay/results/database.py` applies this file to a
+-- new results file, and to an older one after adding the columns that it lacks; so every statement may run twice.
+--
+-- Times are seconds from the run's start on one monotonic clock; `started_at` anchors it in UTC.
+-- NULL always means unknown or not applicable, never 0. What SQL can derive is in the views, not in the tables.
+
+CREATE TABLE IF NOT EXISTS schema_version (
+  version INTEGER NOT NULL
+);
+
+-- A row a run.
+CREATE TABLE IF NOT EXISTS runs (
+  id            VARCHAR PRIMARY KEY,  -- UTC time of creation and a random tail: sorts by time, never repeats
+  name          VARCHAR,              -- given with --name, else the backend's
+  backend       VARCHAR NOT NULL,     -- preset
+  target        VARCHAR NOT NULL,     -- sim, launch or a URL
+  simulated     BOOLEAN NOT NULL,     -- true: no engine ran, every time and tier comes from the engine model
+  model         VARCHAR,
+  gpu           VARCHAR,
+  trace         VARCHAR,              -- name in the trace's header
+  trace_sha256  VARCHAR,              -- of the trace file, uncompressed
+  synthetic     BOOLEAN,              -- the trace was drawn from distributions
+  sessions      BIGINT,               -- asked for, clones included
+  turns         BIGINT,               -- scheduled
+  seed          BIGINT,
+  speed         DOUBLE,               -- times are divided by it
+  scale_tokens  DOUBLE,               -- token counts are multiplied by it
+  skip_idle     BOOLEAN,              -- idle time of the whole system was jumped over
+  concurrency   BIGINT,               -- sessions kept live; NULL: open loop, sessions start at the trace's times
+  outputs       VARCHAR,              -- live or recorded: what stands for the model's output in the next prompt
+  duplication   DOUBLE,               -- sessions replayed per session of the trace
+  started_at    TIMESTAMP NOT NULL,   -- UTC
+  duration_s    DOUBLE,
+  status        VARCHAR NOT NULL CHECK (status IN ('running', 'complete', 'partial')),
+  verdict       VARCHAR CHECK (verdict IN ('valid', 'partial', 'invalid')),
+  reasons       VARCHAR[],            -- why the verdict is what it is, warnings included
+  settings      JSON,                 -- preset, versions, profile, capacity_tokens per tier, kv_bytes_per_token
+  self_check    JSON                  -- what the client noticed about itself (see reports/README.md)
+);
+
+-- A row a turn: what was asked, when each thing happened, which tier served the prompt, what was lost.
+CREATE TABLE IF NOT EXISTS requests (
+  run_id             VARCHAR NOT NULL,
+  session            VARCHAR NOT NULL,  -- session of the trace; '#n' marks the n-th clone
+  turn               BIGINT NOT NULL,   -- number in the trace
+  position           BIGINT,            -- number of the turn within its session, from 0
+  cause              VARCHAR,           -- start, tool, human, subagent, compaction, ...
+  pause              DOUBLE,            -- from the end of what it waited for until it was due
+  due                DOUBLE,
+  sent               DOUBLE,
+  first_byte         DOUBLE,
+  first_token        DOUBLE,            -- first non-empty content, reasoning or tool-call delta
+  last_token         DOUBLE,
+  closed             DOUBLE,
+  status             VARCHAR NOT NULL CHECK (status IN ('ok', 'error', 'dropped', 'cancelled')),
+  error              VARCHAR,           -- one line
+  planned_tokens     BIGINT,            -- prompt tokens that the schedule intended
+  prompt_tokens      BIGINT,            -- as the server counted
+  output_tokens      BIGINT,            -- as the server counted
+  ideal_tokens       BIGINT,            -- an unbounded cache that computes at once would have served these
+  gpu_tokens         BIGINT,
+  cpu_tokens         BIGINT,
+  disk_tokens        BIGINT,
+  remote_tokens      BIGINT,
+  external_tokens    BIGINT,            -- from beyond the GPU, tier not named by the engine
+  computed_tokens    BIGINT,            -- prefill
+  lost_evicted       BIGINT,
+  lost_granularity   BIGINT,            -- rounding to blocks and chunks, and the last token, which always runs
+  lost_never_stored  BIGINT,            -- the store was dropped, or not finished in time
+  lost_cold          BIGINT,            -- restart or reset
+  lost_diverged      BIGINT,            -- the server's tokens differ from the trace's
+  lost_unknown       BIGINT,
+  served_from        VARCHAR            -- slowest tier that served any prompt token
+    CHECK (served_from IN ('gpu', 'cpu', 'disk', 'remote', 'external', 'none')),
+  tier_source        VARCHAR,           -- who said so: simulated, usage, connector, events, counters
+  recompute_s        DOUBLE,            -- prefill time that the loss cost
+  load_s             DOUBLE,            -- time spent on loads from lower tiers
+  preemptions        BIGINT,
+  attempts           BIGINT,            -- times put on the wire
+  worker             BIGINT
+);
+
+-- What an engine's metrics endpoint said: long, because metrics come and go between versions and scrapes.
+CREATE TABLE IF NOT EXISTS scrapes (
+  run_id  VARCHAR NOT NULL,
+  "at"    DOUBLE NOT NULL,              -- a reserved word in DuckDB: quote it
+  name    VARCHAR NOT NULL,
+  labels  VARCHAR,                      -- as scraped, e.g. {engine="0"}
+  value   DOUBLE
+);
+
+-- What happened in a cache: stores, evictions, loads, resets.
+CREATE TABLE IF NOT EXISTS cache_events (
+  run_id   VARCHAR NOT NULL,
+  "at"     DOUBLE NOT NULL,
+  kind     VARCHAR NOT NULL,            -- store, evict, load, drop, reset, ...
+  tier     VARCHAR,
+  session  VARCHAR,                     -- of the request that caused it, where known
+  turn     BIGINT,
+  blocks   BIGINT,
+  tokens   BIGINT,
+  detail   VARCHAR
+);
+
+-- Requests with what follows from them. Times in seconds, NULL where a part is unknown.
+CREATE OR REPLACE VIEW v_requests AS
+SELECT
+  *,
+  first_token - sent AS ttft,
+  first_token - due AS ttft_due,        -- includes the client's own delay: free of coordinated omission
+  last_token - sent AS e2e,
+  CASE WHEN output_tokens > 1 THEN (last_token - first_token) / (output_tokens - 1) END AS itl,
+  sent - due AS drift,
+  CASE
+    WHEN computed_tokens IS NOT NULL THEN prompt_tokens - computed_tokens
+    WHEN coalesce(gpu_tokens, cpu_tokens, disk_tokens, remote_tokens, external_tokens) IS NOT NULL
+      THEN coalesce(gpu_tokens, 0) + coalesce(cpu_tokens, 0) + coalesce(disk_tokens, 0)
+         + coalesce(remote_tokens, 0) + coalesce(external_tokens, 0)
+  END AS served_tokens,
+  greatest(ideal_tokens - served_tokens, 0) AS loss_total
+FROM requests;
+
+-- Runs, newest first, with the number of requests by status.
+CREATE OR REPLACE VIEW v_runs AS
+SELECT runs.*, counts.* EXCLUDE (run_id)
+FROM runs
+LEFT JOIN (
+  SELECT
+    run_id,
+    count(*) AS requests,
+    count(*) FILTER (status = 'ok') AS ok,
+    count(*) FILTER (status = 'error') AS errors,
+    count(*) FILTER (status = 'dropped') AS dropped,
+    count(*) FILTER (status = 'cancelled') AS cancelled
+  FROM requests
+  GROUP BY run_id
+) AS counts ON counts.run_id = runs.id
+ORDER BY started_at DESC, id DESC;
