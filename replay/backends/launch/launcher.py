@@ -1,0 +1,310 @@
+"""`Launched`: a preset's engine and the services beside it, on this machine, while a block lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from replay.backends.launch import services as beside
+from replay.backends.launch import sglang, vllm
+from replay.backends.launch.command import LOOPBACK, Command, Options, environment, free_port
+from replay.backends.launch.probe import Probe, probe
+from replay.backends.launch.process import Process, remove, stop, temporary_folder
+from replay.backends.preset import Preset
+from replay.errors import ReplayError
+
+_ENGINES = {"vllm": vllm.serve, "sglang": sglang.serve}
+_POLL_S = 0.25
+_REQUEST = aiohttp.ClientTimeout(total=30)
+
+
+class Launched:
+    """Starts a preset's engine and services, and stops them on every way out of the ``async with`` block.
+
+    Everything listens on 127.0.0.1 on free ports. What was not there before is gone after: processes, shared
+    memory, temporary folders; a disk tier stays only where the preset names its folder.
+
+    Raises (on entering and from `restart`):
+        ReplayError: something is missing, does not fit this machine, or ended while starting; the message has
+            the last error of its log.
+    """
+
+    def __init__(
+        self,
+        preset: Preset,
+        options: Options,
+        *,
+        log_dir: Path,
+        python: str | None = None,
+        recorder: Path | None = None,
+        progress: Callable[[str], None] | None = None,
+        timeout_s: float = 900.0,
+    ) -> None:
+        self.preset = preset
+        """The preset; its disk tier's path is filled in once started."""
+        self.options = options
+        self.log_dir = log_dir
+        self.urls: list[str] = []
+        """Base URL of each instance."""
+        self.lmcache_url: str | None = None
+        """HTTP URL of LMCache's server (``/metrics``, ``/status``, ``/cache/clear``); null without one."""
+        self.events: Path | None = None
+        """File to which the server module `recorder` writes LMCache's lookups; null without one."""
+        self.probe: Probe | None = None
+        self.capacity: dict[str, int | None] = {}
+        """GPU tier in tokens, of all instances together, as the engine reports; null if it does not."""
+        self._python, self._recorder = python, recorder
+        self._progress = progress or (lambda line: None)
+        self._timeout_s = timeout_s
+        self._services: list[tuple[Command, Process]] = []
+        self._engines: list[tuple[Command, Process]] = []
+        self._engine_commands: list[Command] = []
+        self._scratch: Path | None = None
+        self._kept_files = 0
+        self._previous_sigterm: Any = None
+
+    async def __aenter__(self) -> Launched:
+        self._watch_sigterm()
+        try:
+            await self._start()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._previous_sigterm is not None:
+            signal.signal(signal.SIGTERM, self._previous_sigterm)
+            self._previous_sigterm = None
+        # In a thread, and waited for even if cancelled again: Ctrl-C twice must not orphan an engine.
+        ending = asyncio.ensure_future(asyncio.to_thread(self._end))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending
+            raise
+
+    def _end(self) -> None:
+        stop(process for _, process in [*self._engines, *self._services])
+        self._engines, self._services = [], []
+        if self._scratch is not None:
+            remove(self._scratch)
+
+    async def _start(self) -> None:
+        if self.preset.engine not in _ENGINES:
+            raise ReplayError(
+                f"backend {self.preset.name}: engine {self.preset.engine} cannot be launched; "
+                "give its URL with --target"
+            )
+        self.probe = await asyncio.to_thread(probe, self._python)
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._scratch = scratch = temporary_folder()
+        self.preset = beside.with_disk_folder(self.preset, scratch)
+        self._look_at_disk()
+        services, commands = beside.plan(self.preset, self.probe, scratch, self._recorder)
+        if services.lmcache_http:
+            self.lmcache_url = f"http://{LOOPBACK}:{services.lmcache_http}"
+            self.events = scratch / "lmcache-events.jsonl" if self._recorder else None
+        serve = _ENGINES[self.preset.engine]
+        for instance in range(self.preset.instances):
+            port = free_port()
+            self.urls.append(f"http://{LOOPBACK}:{port}")
+            self._engine_commands.append(
+                serve(self.preset, self.options, self.probe, services, port=port, instance=instance)
+            )
+        for command in commands:
+            self._services.append((command, self._spawn(command)))
+            await self._healthy([self._services[-1]])
+        await self._start_engines()
+
+    async def _start_engines(self) -> None:
+        for command in self._engine_commands:
+            self._engines.append((command, self._spawn(command)))
+        await self._healthy(self._engines)
+        self.capacity = {"gpu": await self._gpu_tokens()}
+        await self._warm_up()
+
+    def _spawn(self, command: Command) -> Process:
+        assert self._scratch is not None
+        log = self.log_dir / f"{command.name}.log"
+        with log.open("a") as file:
+            file.write(f"# {command.shown()}\n")
+        return Process(command.name, command.argv, environment(command.env, self._scratch), log)
+
+    async def _healthy(self, started: list[tuple[Command, Process]]) -> None:
+        begin = time.monotonic()
+        waiting = list(started)
+        async with aiohttp.ClientSession(timeout=_REQUEST) as http:
+            while waiting:
+                for command, process in list(waiting):
+                    if process.exit_code is not None:
+                        raise ReplayError(
+                            f"{command.name} ended with exit code {process.exit_code} while starting: "
+                            f"{process.last_error()} (log: {process.log})"
+                        )
+                    process.note_shared_memory()
+                    if await _ready(http, command.ready):
+                        waiting.remove((command, process))
+                    elif time.monotonic() - begin > self._timeout_s:
+                        raise ReplayError(
+                            f"{command.name} did not answer within {self._timeout_s:.0f} s; its log "
+                            f"({process.log}) ends with: {process.last_line()[:200]}"
+                        )
+                if waiting:
+                    command, process = waiting[0]
+                    elapsed = time.monotonic() - begin
+                    self._progress(f"starting {command.name}: {elapsed:.0f} s, {process.last_line()[:80]}")
+                    await asyncio.sleep(_POLL_S)
+
+    async def restart(self) -> None:
+        """Ends the engine and starts it again with the same settings and port.
+
+        Its GPU and in-process caches are lost; LMCache's server, a remote store and files on disk are kept.
+        """
+        await asyncio.to_thread(stop, [process for _, process in self._engines])
+        self._engines = []
+        await self._start_engines()
+
+    async def reset(self) -> bool:
+        """Empties the caches of running servers; False if one refused or has no such call.
+
+        Requests must have ended. In-process LMCache has no reset, and files of a disk tier stay: there a
+        fresh ``cache_salt`` isolates a run.
+        """
+        done = self.preset.connector in ("none", "hicache", "lmcache-mp") and self.preset.tiers.disk is None
+        path = "flush_cache" if self.preset.engine == "sglang" else "reset_prefix_cache"
+        async with aiohttp.ClientSession(timeout=_REQUEST) as http:
+            for url in self.urls:
+                done &= await _post_until(http, f"{url}/{path}", {})
+            if self.lmcache_url:
+                body = {"tier": "l1", "force": False}
+                done &= await _post_until(http, f"{self.lmcache_url}/cache/clear", body)
+        return done
+
+    def failure(self) -> str | None:
+        """What ended meanwhile, as one line with the last error of its log; null while everything runs."""
+        for command, process in [*self._services, *self._engines]:
+            if process.exit_code is not None:
+                return f"{command.name} ended with exit code {process.exit_code}: {process.last_error()}"
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """What is stored with a run: versions, devices, commands without secrets, capacity, cache state."""
+        assert self.probe is not None
+        disk = self.preset.tiers.disk
+        state = "empty: new engine"
+        if self._kept_files:
+            state += (
+                f"; disk tier held {self._kept_files} files from before, isolated by the cache salt alone"
+            )
+        return {
+            "versions": self.probe.versions,
+            "device": self.probe.device,
+            "gpus": [gpu.name for gpu in self.probe.gpus] if self.probe.device == "cuda" else [],
+            "instances": len(self.urls),
+            "model": self.options.model,
+            "dummy_weights": self.options.dummy_weights,
+            "commands": {c.name: c.shown() for c, _ in [*self._services, *self._engines]},
+            "environment": sorted(self.preset.launch.env),
+            "capacity_tokens": self.capacity,
+            "disk_filesystem": beside.filesystem(Path(disk.path)) if disk and disk.path else None,
+            "cache_before": state,
+        }
+
+    def _look_at_disk(self) -> None:
+        disk = self.preset.tiers.disk
+        if disk is None or disk.path is None:
+            return
+        path = Path(disk.path)
+        self._kept_files = sum(1 for file in path.rglob("*") if file.is_file())
+        if beside.in_memory(path):
+            self._progress(f"the disk tier's folder {path} lies in memory (tmpfs), not on a disk")
+
+    def _watch_sigterm(self) -> None:
+        # Python ends at once on SIGTERM; as an exit it unwinds this block first.
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.getsignal(signal.SIGTERM)
+            if previous == signal.SIG_DFL:
+                self._previous_sigterm = previous
+                signal.signal(signal.SIGTERM, _exit_on_sigterm)
+
+    async def _warm_up(self) -> None:
+        """A short request to each instance: the first one pays for lazy set-up, which is nobody's TTFT."""
+        body = {
+            "model": self.options.served_name,
+            "prompt": list(range(3, 35)),
+            "max_tokens": 2,
+            "temperature": 0,
+        }
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
+            for url in self.urls:
+                async with http.post(f"{url}/v1/completions", json=body) as reply:
+                    if reply.status != 200:
+                        text = " ".join((await reply.text()).split())[:300]
+                        raise ReplayError(
+                            f"the engine answered its first request with {reply.status}: {text}"
+                        )
+                if self.preset.engine == "vllm":
+                    await _post_until(http, f"{url}/reset_prefix_cache", {})
+
+    async def _gpu_tokens(self) -> int | None:
+        total = 0
+        async with aiohttp.ClientSession(timeout=_REQUEST) as http:
+            for url in self.urls:
+                async with http.get(f"{url}/metrics") as reply:
+                    tokens = _capacity(await reply.text())
+                if tokens is None:
+                    return None
+                total += tokens
+        return total
+
+
+def _capacity(metrics: str) -> int | None:
+    """Usable tokens of the GPU tier, from an engine's /metrics page."""
+    info = re.search(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
+    if info:
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', info[1]))
+        blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+        # One block is padding (vLLM's `null_block`).
+        return (int(blocks) - 1) * int(size) if blocks.isdigit() and size.isdigit() else None
+    total = re.search(r"^sglang:max_total_num_tokens(?:\{[^}]*\})? ([\d.e+]+)", metrics, re.MULTILINE)
+    return int(float(total[1])) if total else None
+
+
+async def _ready(http: aiohttp.ClientSession, where: str) -> bool:
+    target = urlsplit(where)
+    try:
+        if target.scheme == "tcp":
+            _, writer = await asyncio.open_connection(target.hostname, target.port)
+            writer.close()
+            return True
+        async with http.get(where) as reply:
+            return reply.status == 200
+    except (OSError, aiohttp.ClientError, asyncio.TimeoutError):
+        return False
+
+
+async def _post_until(http: aiohttp.ClientSession, url: str, body: dict[str, Any], tries: int = 40) -> bool:
+    """Posts until it succeeds: engines refuse a reset while blocks are still held by a request or a save."""
+    for _ in range(tries):
+        async with http.post(url, json=body) as reply:
+            if reply.status == 404:
+                return False
+            answer = await reply.text()
+            if reply.status == 200 and not re.search(r'"success": ?false', answer):
+                return True
+        await asyncio.sleep(_POLL_S)
+    return False
+
+
+def _exit_on_sigterm(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,110 @@
+"""What a preset needs beside the engine: folders, ports, LMCache's server, a remote store."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from replay.backends.launch import lmcache, mooncake
+from replay.backends.launch.command import LOOPBACK, Command, Services, free_port
+from replay.backends.launch.probe import Probe, executable
+from replay.backends.preset import Preset
+from replay.errors import ReplayError
+
+GIB = 2**30
+_MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
+
+
+def with_disk_folder(preset: Preset, scratch: Path) -> Preset:
+    """The preset with its disk tier's path set: the user's folder, else one in `scratch`, removed with it.
+
+    Raises:
+        ReplayError: the disk tier is larger than what its file system has free.
+    """
+    disk = preset.tiers.disk
+    if disk is None:
+        return preset
+    path = Path(disk.path).expanduser().absolute() if disk.path else scratch / "disk"
+    path.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(path).free / GIB
+    kept = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / GIB
+    if disk.gib > free + kept:
+        fits = max(1, int(free * 0.9))
+        raise ReplayError(
+            f"--target launch: tiers.disk.gib is {disk.gib:g}, {path} has {free:.0f} GiB free; "
+            f"--set tiers.disk.gib={fits}, or name another folder with --set tiers.disk.path=DIR"
+        )
+    disk = msgspec.structs.replace(disk, path=str(path))
+    tiers = msgspec.structs.replace(preset.tiers, disk=disk)
+    return msgspec.structs.replace(preset, tiers=tiers)
+
+
+def plan(
+    preset: Preset, probe: Probe, scratch: Path, recorder: Path | None
+) -> tuple[Services, list[Command]]:
+    """The services of a preset and the commands that start them, in order.
+
+    Raises:
+        ReplayError: a program is missing, or the preset contradicts itself.
+    """
+    commands: list[Command] = []
+    remote, metadata = None, None
+    if preset.tiers.remote is not None:
+        remote, metadata = _remote(preset, probe, scratch, commands)
+    services = Services(scratch, remote=remote, mooncake_metadata=metadata)
+    if preset.connector == "lmcache-mp":
+        services = Services(scratch, free_port(), free_port(), remote, metadata)
+        commands.append(lmcache.server(preset, probe, services, recorder, scratch / "lmcache-events.jsonl"))
+    return services, commands
+
+
+def _remote(preset: Preset, probe: Probe, scratch: Path, commands: list[Command]) -> tuple[str, str | None]:
+    tier = preset.tiers.remote
+    assert tier is not None
+    if tier.url:
+        return tier.url, None
+    port = free_port()
+    if preset.connector == "mooncake":
+        metadata = free_port()
+        commands.append(mooncake.master(probe, port, metadata))
+        return f"mooncakestore://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{metadata}/metadata"
+    program = executable("redis-server", probe.python) or executable("valkey-server", probe.python)
+    if program is None:
+        raise ReplayError(
+            f"--target launch: backend {preset.name} needs redis-server for its remote tier; install it or "
+            "name a running one with --set tiers.remote.url=redis://HOST:PORT"
+        )
+    argv = [
+        program,
+        "--bind",
+        LOOPBACK,
+        "--port",
+        str(port),
+        "--dir",
+        str(scratch),
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+    ]
+    argv += ["--maxmemory", str(int(tier.gib * GIB)), "--maxmemory-policy", "allkeys-lru"]
+    commands.append(Command("redis", argv, {}, f"tcp://{LOOPBACK}:{port}"))
+    return f"redis://{LOOPBACK}:{port}", None
+
+
+def filesystem(path: Path) -> str | None:
+    """Type of the file system that holds a folder, e.g. ``ext4``; null where the system does not tell."""
+    try:
+        rows = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return None
+    path = path.resolve()
+    holding = [(len(point), kind) for point, kind in rows if path.is_relative_to(point)]
+    return max(holding)[1] if holding else None
+
+
+def in_memory(path: Path) -> bool:
+    """True for a folder that is no disk at all (tmpfs)."""
+    return filesystem(path) in _MEMORY_FILESYSTEMS
