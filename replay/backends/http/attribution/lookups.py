@@ -1,0 +1,107 @@
+"""Per-request records that LMCache writes beside the replies: its server's events, or its connector's log."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+# vLLM's internal id of a completion: "cmpl-<request id>-<prompt number>-<8 hex digits>"; of a chat the same
+# with "chatcmpl-" and no number (engines.md of the measurements: seen with vLLM 0.32).
+_ENGINE_ID = re.compile(r"^(?:cmpl|chatcmpl)-(.+?)(?:-\d+)?(?:-[0-9a-f]{8})?$")
+# lmcache/integration/vllm/vllm_v1_adapter.py, get_num_new_matched_tokens (0.5.5, 0.5.6).
+_LOG_LINE = re.compile(
+    r"Reqid: (\S+), Total tokens (\d+), Inference Engine computed tokens: (\d+), "
+    r"LMCache hit tokens: (\d+), need to load: (-?\d+)"
+)
+
+
+def request_id(engine_id: str) -> str:
+    """The id that the client gave, from the one that the engine made of it."""
+    found = _ENGINE_ID.match(engine_id)
+    return found.group(1) if found else engine_id
+
+
+def parse_event(line: str) -> tuple[str, dict[str, Any]] | None:
+    """Request id and hit tokens of a line of `replay.backends.lmcache_recorder`; null for other events."""
+    try:
+        event = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not isinstance(event, dict) or event.get("event") != "mp.lookup_prefetch.end" or not event.get("session_id"):
+        return None
+    return request_id(str(event["session_id"])), event
+
+
+def parse_log(line: str) -> tuple[str, dict[str, Any]] | None:
+    """Request id and tokens of a line that LMCache's connector logs for each request; null for other lines."""
+    found = _LOG_LINE.search(line)
+    if found is None:
+        return None
+    total, engine, hit, load = map(int, found.groups()[1:])
+    fields = {"total_tokens": total, "engine_tokens": engine, "hit_tokens": hit, "load_tokens": max(0, load)}
+    return request_id(found.group(1)), fields
+
+
+class Lookups:
+    """Follows a growing file and finds the record of a request.
+
+    A request that was preempted is looked up again: its first record counts, as its first prefill is what
+    its first token waited for.
+    """
+
+    _WAIT_S = 0.25
+    _STEP_S = 0.005
+    _GIVE_UP = 20
+
+    def __init__(self, path: Path, *, log: bool = False):
+        """Args:
+        path: file that is being written; it may not exist yet.
+        log: it is an engine's log, not the recorder's file.
+        """
+        self.path = path
+        self.missing = 0
+        """Requests for which no record came in time."""
+        self._parse = parse_log if log else parse_event
+        self._found: dict[str, dict[str, Any]] = {}
+        self._position = 0
+        self._partial = b""
+        self._in_vain = 0
+
+    async def find(self, request: str) -> dict[str, Any] | None:
+        """The record of a request that has ended; waits a moment for it, as events are written behind."""
+        waited = 0.0
+        while True:
+            self._read()
+            record = self._found.pop(request, None)
+            if record is not None:
+                self._in_vain = 0
+                return record
+            # Where records never come (the recorder is not loaded), waiting would only delay the run.
+            if waited >= self._WAIT_S or self._in_vain >= self._GIVE_UP:
+                self._in_vain += 1
+                self.missing += 1
+                return None
+            await asyncio.sleep(self._STEP_S)
+            waited += self._STEP_S
+
+    def _read(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        except OSError:
+            return
+        self._position += len(data)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            record = self._parse(line.decode(errors="replace"))
+            if record is not None:
+                self._found.setdefault(*record)
+
+    def close(self) -> None:
+        """Forgets what nobody asked for."""
+        self._found.clear()

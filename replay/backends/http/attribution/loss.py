@@ -1,0 +1,62 @@
+"""Why ideal tokens were not served, as far as a client can tell from outside the engine."""
+
+from __future__ import annotations
+
+from replay.backends.http.attribution.served import Served
+from replay.backends.preset import Preset
+from replay.trace import PrefixTree, Tip
+
+
+class Prefilled:
+    """Which prefixes were part of an earlier prompt, and not only of a recorded output."""
+
+    def __init__(self) -> None:
+        self._used: dict[int, int] = {}
+
+    def add(self, tree: PrefixTree, tip: Tip) -> None:
+        """Notes a prompt that is sent now; costs what it appends to those before."""
+        run, end = tip
+        while run >= 0 and self._used.get(run, 0) < end - tree.start[run]:
+            self._used[run] = end - tree.start[run]
+            run, end = tree.parent[run], tree.start[run]
+
+    def longest(self, tree: PrefixTree, tip: Tip) -> int:
+        """Tokens of the longest prefix of `tip` that was in an earlier prompt."""
+        run, end = tip
+        while run >= 0:
+            used = self._used.get(run, 0)
+            if used:
+                return tree.start[run] + min(used, end - tree.start[run])
+            run, end = tree.parent[run], tree.start[run]
+        return 0
+
+
+def split(preset: Preset, served: Served, *, prompt: int, ideal: int, prefilled: int) -> dict[str, int] | None:
+    """Ideal tokens that no tier served, by cause; null if it is unknown how many there are.
+
+    Args:
+        preset: the backend, for its granularity.
+        served: tokens by tier.
+        prompt: tokens of the prompt, as the server counted them.
+        ideal: longest prefix shared with any earlier request, outputs included.
+        prefilled: longest prefix that an earlier prompt held; beyond it the ideal counts on the recorded
+            output being what the server generated, and where it was not, those tokens `diverged`.
+    """
+    if served.computed is None:
+        return None
+    left = max(0, ideal - (prompt - served.computed))
+    lost = dict.fromkeys(("granularity", "diverged", "never_stored", "unknown"), 0)
+
+    def give(cause: str, tokens: int) -> None:
+        nonlocal left
+        lost[cause] += min(left, max(0, tokens))
+        left -= min(left, max(0, tokens))
+
+    if not preset.prefix_caching:
+        give("never_stored", left)
+    give("diverged", ideal - prefilled)
+    # The last prompt token always runs, and only whole blocks are kept.
+    reachable = max(0, min(ideal, prefilled, prompt - 1))
+    give("granularity", min(ideal, prefilled) - reachable // preset.block_tokens * preset.block_tokens)
+    give("unknown", left)
+    return lost

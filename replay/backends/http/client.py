@@ -1,0 +1,307 @@
+"""`HttpBackend`: sends requests to a running server and says what came back, when, and from which tier."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+from replay.backends.http import attribution, bodies, fields
+from replay.backends.http.attribution import loss
+from replay.backends.http.attribution.lookups import Lookups
+from replay.backends.http.bodies import Endpoint
+from replay.backends.http.check import SelfCheck
+from replay.backends.http.errors import describe_error
+from replay.backends.http.history import History
+from replay.backends.http.limits import Limits
+from replay.backends.http.metrics import Scraper
+from replay.backends.http.replies import AnthropicReply, OpenAIReply, Reply
+from replay.backends.http.server import Server
+from replay.backends.http.wire import Exchange, Pool, WireError
+from replay.backends.preset import Preset
+from replay.errors import ReplayError
+from replay.load.content import Content
+from replay.load.outcome import Clock, Outcome, Request
+
+
+class HttpBackend:
+    """A server that speaks OpenAI's or Anthropic's interface; a `replay.load.outcome.Backend`.
+
+    Nothing of the API key is in `repr`, `describe`, outcomes or errors: it goes into one header.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        preset: Preset,
+        content: Content,
+        clock: Clock,
+        *,
+        model: str | None = None,
+        api_key_env: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        session_header: str = "X-Session-ID",
+        limits: Limits | None = None,
+        endpoint: Endpoint | None = None,
+        outputs: str = "recorded",
+        isolation: str = "salt",
+        salt: str | None = None,
+        stream: bool = True,
+        scrape_s: float | None = 10.0,
+        lookups: Lookups | None = None,
+        worker: int = 0,
+    ):
+        """Args:
+            url: address of the server, with or without ``/v1``.
+            preset: what the server runs: decides request fields and how replies are read.
+            content: makes the prompts.
+            clock: seconds from the run's start.
+            model: name that the server knows; null: the first that it lists.
+            api_key_env: environment variable that holds the API key.
+            headers: further headers of every request, such as a router's.
+            session_header: header with the session's id, which routers use to stay with a server; empty: none.
+            limits: limits of the client.
+            endpoint: interface to use; null: token ids if the engine takes them, messages where the trace has text.
+            outputs: ``live`` puts what the engine generated into later prompts, ``recorded`` the trace's output.
+            isolation: ``salt`` keeps the run apart from earlier ones, ``reset`` empties the cache, ``none``.
+            salt: the salt; null: a new one. The workers of one run share one.
+            stream: false reads whole replies; first tokens then come from the engine's own timings.
+            scrape_s: seconds between two readings of the server's metrics; null: never.
+            lookups: per-request records of LMCache's server or log.
+            worker: number of this process within the run.
+
+        Raises:
+            ReplayError: an address, key variable or header that cannot be used.
+        """
+        self.url = url
+        self.preset = preset
+        self.content = content
+        self.model = model
+        self.limits = limits or Limits()
+        self.endpoint: Endpoint = endpoint or fields.default_endpoint(preset)
+        self.isolation = isolation
+        self.check = SelfCheck(preset)
+        self._forced = endpoint is not None
+        self._clock = clock
+        self._live = outputs == "live"
+        self._salt = salt or secrets.token_hex(8)
+        self._stream = stream
+        self._session_header = session_header
+        self._headers = _headers(preset, api_key_env, headers or {})
+        self._secret = os.environ.get(api_key_env, "") if api_key_env else ""
+        self._scrape_s = scrape_s
+        self._lookups = lookups
+        self._worker = worker
+        self._history = History()
+        self._prefilled = loss.Prefilled()
+        self._about: dict[str, Any] = {}
+        self.scraper: Scraper | None = None
+
+    def __repr__(self) -> str:
+        return f"HttpBackend({self.url!r}, {self.preset.name!r}, endpoint={self.endpoint!r}, limits={self.limits})"
+
+    async def __aenter__(self) -> HttpBackend:
+        """Finds the server and its model, and isolates the run from earlier ones.
+
+        Raises:
+            ReplayError: the server does not answer, refuses the key, or cannot do what was asked.
+        """
+        self._pool = Pool(self.url, self.limits, self._clock.now)
+        server = Server(self._pool, self._headers, self.url, self._clock.now, self._secret)
+        self._about = await server.find(self.preset, self.model)
+        self.model = self._about["model"]
+        if self.isolation == "reset":
+            await server.reset(self.preset)
+        elif self.isolation == "salt" and not fields.can_salt(self.preset):
+            self.content.salt = self._salt
+        self._starts = {
+            name: bodies.head(self._pool.prefix + path, self._pool.authority, self._headers)
+            for name, path in bodies.PATHS.items()
+        }
+        self._common = {name: self._fields(name) for name in bodies.PATHS}
+        if self._scrape_s is not None:
+            self.scraper = Scraper(server, self._clock.now, self._scrape_s)
+            await self.scraper.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.scraper is not None:
+            await self.scraper.stop()
+        if self._lookups is not None:
+            self._lookups.close()
+        self._pool.close()
+
+    def _fields(self, endpoint: Endpoint) -> dict[str, Any]:
+        assert self.model is not None
+        salt = self._salt if self.isolation == "salt" else None
+        return fields.common(
+            self.preset, endpoint, url=self.url, model=self.model, stream=self._stream, live=self._live, salt=salt
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What is stored with the run."""
+        return {
+            **self._about,
+            "endpoint": self.endpoint,
+            "outputs": "live" if self._live else "recorded",
+            "content": self.content.alphabet.name,
+            "cache_before": {
+                "salt": "isolated by a salt",
+                "reset": "reset",
+            }.get(self.isolation, "as earlier requests left it"),
+            "limits": asdict(self.limits),
+            "stream": self._stream,
+        }
+
+    def self_check(self) -> dict[str, Any]:
+        """What the client noticed about itself and the server: added times, token drift, warnings."""
+        pool = {"connections_opened": self._pool.opened, "peak_connections": self._pool.peak}
+        return {**self.check.summary(), **pool, "live_outputs": self.content.live_outputs}
+
+    async def send(self, request: Request) -> Outcome:
+        """Sends one request; a server's fault becomes an outcome with status ``error``."""
+        began = self._clock.now()
+        endpoint, data = self._compose(request)
+        composed = self._clock.now()
+        prefilled = self._prefilled.longest(request.tree, request.tip)
+        self._prefilled.add(request.tree, request.tip)
+        attempts = 0
+        while True:
+            attempts += 1
+            reply = self._reply(endpoint, request)
+            exchange = Exchange(reply, self.limits, self._clock.now)
+            failure = None
+            try:
+                await self._pool.run(exchange, data)
+            except WireError as error:
+                failure = str(error)
+            if failure is None or exchange.first_byte is not None or attempts > self.limits.retries:
+                break
+            await asyncio.sleep(self.limits.retry_wait_s * 2 ** (attempts - 1))
+        if not attempts - 1:
+            self.check.timed(composed - began, exchange)
+        reply.close(exchange.closed)
+        outcome = self._outcome(reply, exchange, failure, data)
+        outcome.attempts = attempts
+        outcome.worker = self._worker
+        await self._attribute(request, reply, outcome, prefilled)
+        if outcome.status == "ok":
+            self._remember(request, reply, outcome)
+        self.check.answered(request, outcome)
+        return outcome
+
+    def _compose(self, request: Request) -> tuple[Endpoint, bytes]:
+        turn = request.turn
+        endpoint = self.endpoint
+        texts = turn.messages is not None and (endpoint != "completions" or not self._forced)
+        if texts and endpoint == "completions":
+            endpoint = "chat"
+        values = self._common[endpoint] | fields.per_request(
+            self.preset, endpoint, url=self.url, output=request.output, request_id=self._request_id(request)
+        )
+        if texts:
+            messages, more = self._history.messages(request, system_apart=endpoint == "messages")
+            body = bodies.recorded(values | more, messages)
+        elif endpoint == "completions":
+            body = bodies.completions(values, self.content.prompt(request.tree, request.tip))
+        else:
+            join = bodies.chat if endpoint == "chat" else bodies.anthropic
+            body = join(values, self.content.messages(request.tree, request.tip))
+        own = {"X-Request-Id": self._request_id(request)}
+        if self._session_header:
+            own[self._session_header] = request.session
+        return endpoint, bodies.finish(self._starts[endpoint], own, body)
+
+    def _request_id(self, request: Request) -> str:
+        # Unique on the server, not only within the run: engines refuse or mix up ids in use.
+        return f"{self._salt}-{request.id}"
+
+    def _reply(self, endpoint: Endpoint, request: Request) -> Reply:
+        keep_text = request.turn.messages is not None
+        return AnthropicReply(keep_text=keep_text) if endpoint == "messages" else OpenAIReply(keep_text=keep_text)
+
+    def _outcome(self, reply: Reply, exchange: Exchange, failure: str | None, data: bytes) -> Outcome:
+        error = failure or _fault(reply, exchange)
+        if error is not None:
+            error = describe_error(error, reply, secret=self._secret, sent=data)
+        counts = attribution.read_usage(reply.usage)
+        outcome = Outcome(
+            "ok" if error is None else "error",
+            error,
+            sent=exchange.sent,
+            first_byte=exchange.first_byte,
+            first_token=reply.first_token,
+            last_token=reply.last_token,
+            closed=exchange.closed,
+            prompt_tokens=counts.prompt,
+            output_tokens=counts.output,
+            output_ids=reply.output_ids or None,
+        )
+        timings = reply.extra.get("metrics")
+        if not reply.streaming and isinstance(timings, dict) and exchange.sent is not None:
+            # vLLM's queue time includes lookups and loads, its first-token time starts when scheduled.
+            waited = (timings.get("queue_time_ms") or 0) + (timings.get("time_to_first_token_ms") or 0)
+            outcome.first_token = exchange.sent + waited / 1e3 if waited else None
+            outcome.last_token = exchange.closed
+        return outcome
+
+    async def _attribute(self, request: Request, reply: Reply, outcome: Outcome, prefilled: int) -> None:
+        if self._lookups is not None and outcome.status == "ok":
+            found = await self._lookups.find(self._request_id(request))
+            if found is not None:
+                reply.extra["lookup"] = found
+        served = attribution.tiers(self.preset, reply.usage, reply.extra)
+        outcome.gpu, outcome.cpu, outcome.disk, outcome.remote = served[:4]
+        outcome.external, outcome.computed, outcome.tier_source = served[4:]
+        if outcome.prompt_tokens is not None:
+            known = request.ideal if self._live else prefilled
+            outcome.lost = loss.split(
+                self.preset, served, prompt=outcome.prompt_tokens, ideal=request.ideal, prefilled=known
+            )
+
+    def _remember(self, request: Request, reply: Reply, outcome: Outcome) -> None:
+        if self._live and outcome.output_ids:
+            self.content.set_output(("output", request.id), outcome.output_ids)
+        if reply.text is not None:
+            self._history.answered(request, "".join(reply.text))
+
+
+def _fault(reply: Reply, exchange: Exchange) -> str | None:
+    """What is wrong with a reply that came to its end; null if nothing is."""
+    status = exchange.response.status
+    if status != 200:
+        return f"HTTP {status}"
+    if reply.error is not None:
+        return "error within the reply"
+    if reply.malformed:
+        return f"{reply.malformed} part(s) of the reply were cut short or are not what the interface promises"
+    if not reply.has_output and not attribution.read_usage(reply.usage).output:
+        return "the reply holds no output"
+    return None
+
+
+def _headers(preset: Preset, api_key_env: str | None, more: Mapping[str, str]) -> dict[str, str]:
+    headers = {"Content-Type": "application/json", "User-Agent": "replay"}
+    if preset.engine == "anthropic":
+        headers["anthropic-version"] = "2023-06-01"
+    for name, value in more.items():
+        if not value.isprintable() or not name.isprintable() or ":" in name or not name:
+            raise ReplayError(f"header {name!r}: name and value must be printable, on one line")
+        headers[name] = value
+    if api_key_env is not None:
+        key = os.environ.get(api_key_env, "")
+        if not key:
+            raise ReplayError(f"the environment variable {api_key_env} is empty; put the API key there")
+        if not key.isascii() or not key.isprintable():
+            raise ReplayError(f"the environment variable {api_key_env} holds no usable API key (line break or non-ASCII)")
+        if preset.engine == "anthropic":
+            headers["x-api-key"] = key
+        else:
+            headers["Authorization"] = f"Bearer {key}"
+    return headers
