@@ -14,6 +14,7 @@ import yaml
 from msgspec import Meta
 
 from replay.errors import ReplayError, unknown_name
+from replay.schema import DIALECT, definitions
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -172,5 +173,5 @@ def dump(preset: Preset) -> str:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema of a backend file; `schemas/backend.schema.json` holds it."""
-    schema = msgspec.json.schema(Preset)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A replay backend preset", **schema}
+    (preset,), components = definitions(Preset)
+    return {"$schema": DIALECT, "title": "A replay backend preset", **preset, "$defs": components}

@@ -104,4 +104,3 @@ class Backend(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """What is stored with the run: engine, versions, capacities per tier, cache state before the run."""
-

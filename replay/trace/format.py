@@ -15,6 +15,7 @@ import msgspec
 import zstandard
 
 from replay.errors import ReplayError
+from replay.schema import DIALECT, definitions
 from replay.trace.files import open_input, open_output
 from replay.trace.model import FORMAT, VERSION, Header, Trace, Turn
 
@@ -93,9 +94,11 @@ def write(path: str | Path, header: Header, turns: Iterable[Turn]) -> int:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of one line of a trace file: the header or a turn."""
-    (header, turn), components = msgspec.json.schema_components([Header, Turn], ref_template="#/$defs/{name}")
+    (header, turn), components = definitions(Header, Turn)
+    components["Header"]["properties"]["format"]["const"] = FORMAT
+    components["Header"]["properties"]["version"]["const"] = VERSION
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$schema": DIALECT,
         "title": "One line of a replay trace (JSON Lines): the header, then a line a turn",
         "oneOf": [header, turn],
         "$defs": components,

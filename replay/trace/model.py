@@ -122,9 +122,7 @@ class Trace:
         ReplayError: the turns do not form a valid trace (see `replay.trace.resolve`).
     """
 
-    def __init__(
-        self, header: Header, turns: Iterable[Turn], *, source: str = "", lines: list[int] | None = None
-    ):
+    def __init__(self, header: Header, turns: Iterable[Turn], *, source: str = "", lines: list[int] | None = None):
         from replay.trace.resolve import resolve
 
         self.header = header

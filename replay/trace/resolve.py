@@ -136,9 +136,7 @@ def _in_cycle(parents: list[int], after: list[tuple[int, ...]], missing: list[in
     return turn
 
 
-def _lengths(
-    turns: list[Turn], parents: list[int], order: list[int], fail: Fail
-) -> tuple[list[int], list[int]]:
+def _lengths(turns: list[Turn], parents: list[int], order: list[int], fail: Fail) -> tuple[list[int], list[int]]:
     """Kept and prompt tokens of each turn."""
     keep = [0] * len(turns)
     prompt = [0] * len(turns)

@@ -1,0 +1,99 @@
+"""One driver, two clocks: an event loop in real time, or one whose time jumps when nothing can run.
+
+Everything that waits (driver, HTTP client, engine model) does so on its asyncio loop and reads
+``loop.time()``. On the virtual loop, waiting costs nothing: when no callback is ready, time advances
+to the next timer. So the same timing code is tested in milliseconds and simulates days in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Deadlock(RuntimeError):
+    """On the virtual clock nothing is runnable and no timer is set: the program would wait for ever."""
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Polls for I/O without waiting and hands the time that a real loop would have slept to `jump`."""
+
+    jump: Any = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise Deadlock("nothing is left to run on the virtual clock")
+            if timeout > 0:
+                self.jump(timeout)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose `time` starts at 0 and jumps to the next timer when nothing is ready."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        selector = _JumpingSelector()
+        super().__init__(selector)
+        selector.jump = self._jump
+
+    @property
+    def _clock_resolution(self) -> float:
+        """Asyncio runs timers with ``when < time() + resolution``: just those that are due, at any magnitude."""
+        return math.ulp(self._now)
+
+    @_clock_resolution.setter
+    def _clock_resolution(self, value: float) -> None:
+        """The base class sets the system clock's resolution, which means nothing here."""
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def _jump(self, seconds: float) -> None:
+        # The exact time of the next timer, where there is one: now + (when - now) can round below it,
+        # and the loop would spin.
+        scheduled = getattr(self, "_scheduled", None)
+        target = scheduled[0].when() if scheduled else self._now + seconds
+        self._now = max(self._now, target)
+
+
+class RunClock:
+    """Seconds from the start of the run, on the running loop."""
+
+    def __init__(self) -> None:
+        self._origin = asyncio.get_running_loop().time()
+
+    def now(self) -> float:
+        """Seconds from the start of the run."""
+        return asyncio.get_running_loop().time() - self._origin
+
+
+def run(main: Coroutine[Any, Any, T], *, virtual: bool) -> T:
+    """Runs a coroutine to its end on a fresh loop, in virtual or in real time."""
+    loop = VirtualLoop() if virtual else asyncio.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(main)
+    finally:
+        _close(loop)
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

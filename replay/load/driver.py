@@ -1,0 +1,271 @@
+"""Asks again: sends every step of a schedule when it is due and turns each answer into a row.
+
+One coroutine owns all the timing. A step is *due* when everything it waits for has ended and its
+pause is over; nothing is sent before, and each step is sent at most once. On a `VirtualLoop` the
+same code runs in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from replay.load.clock import RunClock, VirtualLoop
+from replay.load.outcome import Backend, Outcome, Request
+from replay.load.row import row
+from replay.load.schedule import Schedule
+
+# Timers fire a rounding error early; a microsecond is far below what any clock here resolves.
+_TICK = 1e-6
+
+Sink = Callable[[dict[str, Any]], None]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands; also its self-check when it has ended."""
+
+    total: int
+    """Steps of the schedule."""
+    done: int = 0
+    """Steps with an outcome."""
+    failed: int = 0
+    dropped: int = 0
+    in_flight: int = 0
+    peak_in_flight: int = 0
+    now: float = 0.0
+    """Seconds from the run's start."""
+    skipped_s: float = 0.0
+    """Idle seconds jumped over (``--skip-idle``)."""
+    drift: list[float] = field(default_factory=list)
+    """Seconds from due to sent, per step."""
+    lag: list[float] = field(default_factory=list)
+    """Seconds by which the event loop woke late, sampled (real clock only)."""
+    stopped: bool = False
+    """The run was interrupted."""
+
+
+class Driver:
+    """Plays a schedule against a backend. Use once."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        backend: Backend,
+        sink: Sink,
+        watch: Callable[[Progress], None] | None = None,
+    ):
+        """Args:
+        schedule: what to send.
+        backend: who answers; entered already.
+        sink: gets each row as soon as it is final.
+        watch: called after each row.
+        """
+        self.schedule = schedule
+        self.backend = backend
+        self.progress = Progress(total=len(schedule.steps))
+        self._sink = sink
+        self._watch = watch
+        self._steps = schedule.steps
+        self._settings = schedule.settings
+        self._missing = [len(step.needs) for step in self._steps]
+        self._children: list[list[int]] = [[] for _ in self._steps]
+        for index, step in enumerate(self._steps):
+            for need in step.needs:
+                self._children[need].append(index)
+        self._ended = [0.0] * len(self._steps)
+        self._over = [False] * len(self._steps)
+        self._timers: list[tuple[float, int]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, clock: RunClock) -> Progress:
+        """Sends everything and returns when the last answer is in, or after `stop`.
+
+        Args:
+            clock: the run's clock, the same one that the backend stamps its outcomes with.
+        """
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._families = self._group_families()
+        self._queue = deque(sorted(range(len(self._families)), key=self._family_start))
+        self._slots = self._settings.concurrency or len(self._queue)
+        lag = None if isinstance(asyncio.get_running_loop(), VirtualLoop) else asyncio.create_task(self._sample_lag())
+        try:
+            while self.progress.done < self.progress.total and not self.progress.stopped:
+                self._open_families()
+                self._send_due()
+                await self._sleep()
+        finally:
+            if lag is not None:
+                lag.cancel()
+            await self._finish()
+        return self.progress
+
+    def stop(self) -> None:
+        """Ends the run now: requests in flight are cancelled and recorded as such."""
+        self.progress.stopped = True
+        if hasattr(self, "_wake"):
+            self._wake.set()
+
+    # Time. The schedule's time runs ahead of the clock by the idle seconds jumped over.
+
+    def _now(self) -> float:
+        return self._clock.now() + self.progress.skipped_s
+
+    async def _sleep(self) -> None:
+        """Waits for the next timer or answer."""
+        if self.progress.done >= self.progress.total or self.progress.stopped or (self._slots and self._queue):
+            return
+        loop = asyncio.get_running_loop()
+        timer = None
+        if self._timers:
+            wait = self._timers[0][0] - self._now()
+            if wait > 0 and self._settings.skip_idle and self.progress.in_flight == 0:
+                self.progress.skipped_s += wait
+                return
+            timer = loop.call_at(loop.time() + max(0.0, wait), self._wake.set)
+        await self._wake.wait()
+        self._wake.clear()
+        if timer is not None:
+            timer.cancel()
+
+    # Families and slots.
+
+    def _group_families(self) -> list[list[int]]:
+        families: list[list[int]] = [[] for _ in range(self.schedule.families)]
+        for index, step in enumerate(self._steps):
+            families[step.family].append(index)
+        self._family_left = [len(family) for family in families]
+        return families
+
+    def _family_start(self, family: int) -> float:
+        return min(
+            (self._steps[i].at or 0.0 for i in self._families[family] if not self._steps[i].needs),
+            default=0.0,
+        )
+
+    def _open_families(self) -> None:
+        """Starts every session at its recorded time, or as many as there are slots."""
+        while self._slots and self._queue:
+            self._slots -= 1
+            self._open_family(self._queue.popleft())
+
+    def _open_family(self, family: int) -> None:
+        start = self._family_start(family)
+        shift = 0.0 if self._settings.concurrency is None else self._now() - start
+        for index in self._families[family]:
+            step = self._steps[index]
+            if not step.needs and not self._over[index]:
+                self._ready(index, (step.at or 0.0) + shift)
+
+    # One step.
+
+    def _ready(self, index: int, due: float) -> None:
+        step = self._steps[index]
+        if step.dropped is not None:
+            self._drop(index, step.dropped)
+        else:
+            heapq.heappush(self._timers, (due, index))
+
+    def _send_due(self) -> None:
+        now = self._now()
+        while self._timers and self._timers[0][0] <= now + _TICK:
+            due, index = heapq.heappop(self._timers)
+            task = asyncio.get_running_loop().create_task(self._send(index, due - self.progress.skipped_s))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self.progress.in_flight += 1
+            self.progress.peak_in_flight = max(self.progress.peak_in_flight, self.progress.in_flight)
+
+    async def _send(self, index: int, due: float) -> None:
+        step = self._steps[index]
+        tree = self.schedule.tree
+        ideal = tree.longest_sent(step.tip)
+        tree.mark_sent(step.context)
+        request = Request(
+            turn=step.turn,
+            session=step.session,
+            id=step.id,
+            tree=tree,
+            tip=step.tip,
+            context=step.context,
+            output=step.output,
+            ideal=ideal,
+            parent_id=self._steps[step.parent].id if step.parent >= 0 else None,
+        )
+        started = self._clock.now()
+        try:
+            outcome = await self.backend.send(request)
+        except asyncio.CancelledError:
+            outcome = Outcome("cancelled", "the run was interrupted", sent=started)
+        self.progress.in_flight -= 1
+        if outcome.sent is not None:
+            self.progress.drift.append(outcome.sent - due)
+        self._record(index, row(step, outcome, due=due, ideal=ideal))
+        if outcome.status == "ok":
+            self._follow(index)
+        elif outcome.status == "error":
+            self._fail(index, f"{step.id}, which failed")
+
+    def _follow(self, index: int) -> None:
+        """Sets the timers of the steps for which this was the last thing to wait for."""
+        self._ended[index] = self._now()
+        for child in self._children[index]:
+            self._missing[child] -= 1
+            step = self._steps[child]
+            if self._missing[child] == 0 and not self._over[child]:
+                due = max(self._ended[need] for need in step.needs) + step.pause
+                if self._settings.absolute and step.at is not None:
+                    due = step.at
+                self._ready(child, due)
+
+    def _fail(self, index: int, why: str) -> None:
+        """What depends on a failed step is never sent; each such step is recorded once."""
+        stack = list(self._children[index])
+        while stack:
+            child = stack.pop()
+            if not self._over[child]:
+                self._record_dropped(child, f"not sent: it depends on {why}")
+                stack.extend(self._children[child])
+
+    def _drop(self, index: int, why: str) -> None:
+        self._record_dropped(index, why)
+        self._fail(index, f"{self._steps[index].id}, which was dropped")
+
+    def _record_dropped(self, index: int, why: str) -> None:
+        step = self._steps[index]
+        self.progress.dropped += 1
+        self._record(index, row(step, Outcome("dropped", why), due=None, ideal=None))
+
+    def _record(self, index: int, values: dict[str, Any]) -> None:
+        self._over[index] = True
+        self._sink(values)
+        self.progress.done += 1
+        self.progress.failed += values["status"] == "error"
+        self.progress.now = self._clock.now()
+        family = self._steps[index].family
+        self._family_left[family] -= 1
+        if self._family_left[family] == 0:
+            self._slots += 1
+        self._wake.set()
+        if self._watch is not None:
+            self._watch(self.progress)
+
+    async def _sample_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + 0.05
+            await asyncio.sleep(0.05)
+            self.progress.lag.append(loop.time() - due)
+
+    async def _finish(self) -> None:
+        tasks = list(self._tasks)
+        if self.progress.stopped:
+            for task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks)
+        self.progress.now = self._clock.now()
