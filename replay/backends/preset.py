@@ -174,4 +174,5 @@ def dump(preset: Preset) -> str:
 def json_schema() -> dict[str, Any]:
     """JSON Schema of a backend file; `schemas/backend.schema.json` holds it."""
     (preset,), components = definitions(Preset)
+    del components["Preset"]["required"]  # `load` names a file without a name after itself
     return {"$schema": DIALECT, "title": "A replay backend preset", **preset, "$defs": components}

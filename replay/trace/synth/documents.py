@@ -29,8 +29,9 @@ def doc_qa(
             name = f"doc-{length}-{number}"
             asked.ask(name, length)
             asked.ask(name, length)
-    each = f"{sessions} document{'s' if sessions > 1 else ''} of each of {', '.join(map(str, lengths))} tokens"
-    return _header("doc-qa", seed, f"{each}, asked twice with different {question}-token questions"), asked.turns
+    each = f"{sessions} document{'s' if sessions > 1 else ''} of each of {', '.join(map(str, lengths))}"
+    origin = f"{each} tokens, asked twice with different {question}-token questions"
+    return _header("doc-qa", seed, origin), asked.turns
 
 
 def evict_and_return(
@@ -57,8 +58,9 @@ def evict_and_return(
     for number in range(sessions):
         asked.ask(f"other-{number:02d}", length)
     asked.ask("first", length)
-    what = f"a {length}-token document twice, {sessions} others of that length, the first again"
-    return _header("evict-and-return", seed, f"{what}; each visit asks another {question}-token question"), asked.turns
+    visits = f"a {length}-token document twice, {sessions} others of that length, the first again"
+    origin = f"{visits}; each visit asks another {question}-token question"
+    return _header("evict-and-return", seed, origin), asked.turns
 
 
 class _Sequence:
