@@ -9,39 +9,35 @@
 --   * `warm` are requests that were served more tokens than the run itself had sent before, beyond one 256-token chunk:
 --     something was in the cache already.
 --   * `drift_p99` is due to sent: on a real clock the client's own delay, on the virtual clock 0.
-WITH rows AS (SELECT * FROM v_requests WHERE run_id = $run),
-served AS (
-  SELECT
-    *,
-    coalesce(gpu_tokens, 0) + coalesce(cpu_tokens, 0) + coalesce(disk_tokens, 0) + coalesce(remote_tokens, 0)
-      + coalesce(external_tokens, 0) + coalesce(computed_tokens, 0) AS tiers,
-    coalesce(lost_evicted, lost_granularity, lost_never_stored, lost_cold, lost_diverged, lost_unknown) IS NOT NULL
-      AS explained,
-    coalesce(lost_evicted, 0) + coalesce(lost_granularity, 0) + coalesce(lost_never_stored, 0)
-      + coalesce(lost_cold, 0) + coalesce(lost_diverged, 0) + coalesce(lost_unknown, 0) AS causes
-  FROM rows
-  WHERE status = 'ok'
-), edges AS (
-  SELECT sent AS at_s, 1 AS change FROM rows WHERE sent IS NOT NULL AND closed IS NOT NULL
-  UNION ALL
-  SELECT closed, -1 FROM rows WHERE sent IS NOT NULL AND closed IS NOT NULL
-)
-SELECT
-  turns.*,
-  ok.*,
-  (SELECT error FROM rows WHERE error IS NOT NULL GROUP BY error ORDER BY count(*) DESC, error LIMIT 1) AS common_error,
-  (SELECT max(depth) FROM (SELECT sum(change) OVER (ORDER BY at_s, change) AS depth FROM edges))::BIGINT AS peak_in_flight
-FROM (
+WITH turns AS (
   SELECT
     count(*) AS turns,
     count(*) FILTER (status = 'ok') AS ok,
     count(*) FILTER (status = 'error') AS errors,
     count(*) FILTER (status = 'dropped') AS dropped,
     count(*) FILTER (status = 'cancelled') AS cancelled,
-    count(*) - count(DISTINCT (session, turn)) AS repeated,
+    count(*) - count(DISTINCT hash(session, turn)) AS repeated,
     quantile_cont(drift, 0.99) AS drift_p99
-  FROM rows
-) AS turns, (
+  FROM v_requests
+  WHERE run_id = $run
+), sums AS (
+  SELECT
+    planned_tokens,
+    prompt_tokens,
+    ideal_tokens,
+    computed_tokens,
+    served_tokens,
+    loss_total,
+    ttft,
+    coalesce(gpu_tokens, 0) + coalesce(cpu_tokens, 0) + coalesce(disk_tokens, 0) + coalesce(remote_tokens, 0)
+      + coalesce(external_tokens, 0) + coalesce(computed_tokens, 0) AS tiers,
+    coalesce(lost_evicted, lost_granularity, lost_never_stored, lost_cold, lost_diverged, lost_unknown) IS NOT NULL
+      AS explained,
+    coalesce(lost_evicted, 0) + coalesce(lost_granularity, 0) + coalesce(lost_never_stored, 0)
+      + coalesce(lost_cold, 0) + coalesce(lost_diverged, 0) + coalesce(lost_unknown, 0) AS causes
+  FROM v_requests
+  WHERE run_id = $run AND status = 'ok'
+), answers AS (
   SELECT
     count(*) FILTER (prompt_tokens < 0.99 * planned_tokens) AS truncated,
     count(*) FILTER (
@@ -52,5 +48,16 @@ FROM (
     count(*) FILTER (served_tokens > ideal_tokens + 256) AS warm,
     count(*) FILTER (served_tokens IS NULL) AS unattributed,
     count(ttft) AS timed
-  FROM served
-) AS ok
+  FROM sums
+), edges AS (
+  SELECT sent AS moment, 1 AS change FROM requests WHERE run_id = $run AND sent <= closed
+  UNION ALL
+  SELECT closed, -1 FROM requests WHERE run_id = $run AND sent <= closed
+), flight AS (
+  SELECT max(depth)::BIGINT AS peak_in_flight
+  FROM (SELECT sum(change) OVER (ORDER BY moment, change ROWS UNBOUNDED PRECEDING) AS depth FROM edges)
+), failure AS (
+  SELECT any_value(error ORDER BY n DESC, error) AS common_error
+  FROM (SELECT error, count(*) AS n FROM requests WHERE run_id = $run AND error IS NOT NULL GROUP BY error)
+)
+SELECT * FROM turns, answers, flight, failure

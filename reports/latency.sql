@@ -9,23 +9,24 @@
 --   * Successful requests only. Failures make a server look fast: read the number of errors first.
 --   * `served_from` says which tier was touched, not how much it served: compare rows only for similar prompts.
 --     'none' = nothing was reused; 'unknown' = the engine does not say.
-WITH samples AS (
+WITH groups AS (
   SELECT
-    coalesce(served_from, 'unknown') AS served_from,
-    unnest(['ttft_s', 'ttft_due_s', 'e2e_s', 'itl_s']) AS metric,
-    unnest([ttft, ttft_due, e2e, itl]) AS seconds
+    CASE WHEN grouping(served_from) = 1 THEN 'all' ELSE coalesce(served_from, 'unknown') END AS served_from,
+    [count(ttft), count(ttft_due), count(e2e), count(itl)] AS n,
+    [avg(ttft), avg(ttft_due), avg(e2e), avg(itl)] AS mean,
+    [quantile_cont(ttft, [0.5, 0.9, 0.95, 0.99]), quantile_cont(ttft_due, [0.5, 0.9, 0.95, 0.99]),
+     quantile_cont(e2e, [0.5, 0.9, 0.95, 0.99]), quantile_cont(itl, [0.5, 0.9, 0.95, 0.99])] AS q
   FROM v_requests
   WHERE run_id = $run AND status = 'ok'
+  GROUP BY GROUPING SETS ((served_from), ())
 ), cells AS (
   SELECT
-    metric,
-    coalesce(served_from, 'all') AS served_from,
-    count(seconds) AS n,
-    avg(seconds) AS mean,
-    quantile_cont(seconds, [0.5, 0.9, 0.95, 0.99]) AS q
-  FROM samples
-  WHERE seconds IS NOT NULL
-  GROUP BY GROUPING SETS ((metric, served_from), (metric))
+    unnest(['ttft_s', 'ttft_due_s', 'e2e_s', 'itl_s']) AS metric,
+    served_from,
+    unnest(n) AS n,
+    unnest(mean) AS mean,
+    unnest(q) AS q
+  FROM groups
 )
 SELECT
   metric,
@@ -37,6 +38,7 @@ SELECT
   CASE WHEN n >= 20 THEN q[3] END AS p95,
   CASE WHEN n >= 100 THEN q[4] END AS p99
 FROM cells
+WHERE n > 0
 ORDER BY
   list_position(['ttft_s', 'ttft_due_s', 'e2e_s', 'itl_s'], metric),
   list_position(['all', 'gpu', 'cpu', 'disk', 'remote', 'external', 'none', 'unknown'], served_from)

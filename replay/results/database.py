@@ -28,9 +28,7 @@ def open_writable(path: str | Path) -> duckdb.DuckDBPyConnection:
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise ReplayError(
-            f"{path}: the folder {path.parent} does not exist; create it or choose another --db"
-        )
+        raise ReplayError(f"{path}: the folder {path.parent} does not exist; create it or choose another --db")
     if path.exists() and path.stat().st_size == 0:
         raise ReplayError(f"{path}: an empty file, not a results file; remove it or choose another --db")
     con = _connect(path, read_only=False)
@@ -110,20 +108,13 @@ def _explain(path: Path, error: duckdb.Error) -> ReplayError:
     if "not a valid DuckDB database" in text:
         return ReplayError(f"{path}: not a DuckDB file; name a results file of replay with --db")
     if "database file with version number" in text:
-        return ReplayError(
-            f"{path}: written by a newer DuckDB than {duckdb.__version__}; upgrade duckdb to read it"
-        )
-    return ReplayError(
-        f"{path}: cannot open the results file: {describe(error)}; check the path and its permissions"
-    )
+        return ReplayError(f"{path}: written by a newer DuckDB than {duckdb.__version__}; upgrade duckdb to read it")
+    return ReplayError(f"{path}: cannot open the results file: {describe(error)}; check the path and its permissions")
 
 
 def _file_version(con: duckdb.DuckDBPyConnection, path: Path) -> int | None:
     """Schema version of a results file, or null for a database without any table."""
-    tables = {
-        name
-        for (name,) in con.execute("SELECT table_name FROM duckdb_tables() WHERE NOT internal").fetchall()
-    }
+    tables = {name for (name,) in con.execute("SELECT table_name FROM duckdb_tables() WHERE NOT internal").fetchall()}
     if not tables:
         return None
     if not {"schema_version", "runs"} <= tables:
@@ -160,15 +151,8 @@ def _is_current(con: duckdb.DuckDBPyConnection, path: Path) -> bool:
     version = _file_version(con, path)
     if version is None:
         raise ReplayError(f"{path}: an empty database, not a results file; `replay run` writes one")
-    views = con.execute(
-        "SELECT count(*) FROM duckdb_views() WHERE view_name IN ('v_requests', 'v_runs')"
-    ).fetchone()
-    return (
-        version == SCHEMA_VERSION
-        and views == (2,)
-        and all(columns(con, t) for t in TABLES)
-        and not _missing(con)
-    )
+    views = con.execute("SELECT count(*) FROM duckdb_views() WHERE view_name IN ('v_requests', 'v_runs')").fetchone()
+    return version == SCHEMA_VERSION and views == (2,) and all(columns(con, t) for t in TABLES) and not _missing(con)
 
 
 def _ensure_schema(con: duckdb.DuckDBPyConnection, path: Path) -> None:

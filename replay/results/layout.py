@@ -66,8 +66,7 @@ def footer(report: Report) -> list[str]:
     requests, output = units.rate(per["requests_per_s"]), units.rate(per["output_tokens_per_s"])
     cells = (("End to end", report.e2e_s["all"]), ("per output token", report.itl_s["all"]))
     latencies = (
-        f"{label} p50 {units.seconds(cell['p50'])} s, p95 {units.seconds(cell['p95'])} s"
-        for label, cell in cells
+        f"{label} p50 {units.seconds(cell['p50'])} s, p95 {units.seconds(cell['p95'])} s" for label, cell in cells
     )
     check = report.self_check
     return [
@@ -142,9 +141,7 @@ def _loss(report: Report, ascii_only: bool) -> Iterator[Section]:
     if total is None:
         yield Section("Lost reuse: unknown, the backend does not say what it served")
         return
-    title = (
-        f"Lost reuse: {units.tokens(total)} tokens, {units.share(total, report.tokens['ideal'])} of the ideal"
-    )
+    title = f"Lost reuse: {units.tokens(total)} tokens, {units.share(total, report.tokens['ideal'])} of the ideal"
     if loss["recompute_s"] is not None:
         title += f", rebuilt in {units.duration(loss['recompute_s'])} of prefill"
     rows: list[tuple[str, ...]] = [
@@ -171,9 +168,7 @@ def _ttft(report: Report, ascii_only: bool) -> Iterator[Section]:
     rows.append(line("all", report.ttft_s["all"]))
     if report.ttft_due_s["all"] != report.ttft_s["all"]:
         rows.append(line("all, from due", report.ttft_due_s["all"]))
-    yield Section(
-        "Time to first token in seconds, by slowest tier read", ("served from", "requests", *keys), rows
-    )
+    yield Section("Time to first token in seconds, by slowest tier read", ("served from", "requests", *keys), rows)
 
 
 def _pauses(report: Report, ascii_only: bool) -> Iterator[Section]:
@@ -196,9 +191,7 @@ def _pauses(report: Report, ascii_only: bool) -> Iterator[Section]:
 
 
 def _sessions(report: Report, ascii_only: bool) -> Iterator[Section]:
-    worst = [row for row in report.sessions if row["lost"] is None or row["lost"] > 0 or row["failed"]][
-        :WORST
-    ]
+    worst = [row for row in report.sessions if row["lost"] is None or row["lost"] > 0 or row["failed"]][:WORST]
     if len(report.sessions) < 2 or not worst:
         return
     rows: list[tuple[str, ...]] = [

@@ -56,20 +56,14 @@ def find_run(con: duckdb.DuckDBPyConnection, wanted: str | None, *, source: str 
     exact = [id for id, name in found if wanted in (id, name)]
     if exact:
         return str(exact[0])
-    close = [
-        id for id, name in found if wanted and (id.startswith(wanted) or (name or "").startswith(wanted))
-    ]
+    close = [id for id, name in found if wanted and (id.startswith(wanted) or (name or "").startswith(wanted))]
     if len(close) == 1:
         return str(close[0])
     if close:
         shown = ", ".join(close[:5]) + (", ..." if len(close) > 5 else "")
-        raise ReplayError(
-            f"{source}: {wanted!r} could be any of {len(close)} runs: {shown}; type more of the id"
-        )
+        raise ReplayError(f"{source}: {wanted!r} could be any of {len(close)} runs: {shown}; type more of the id")
     names = {name for _, name in found if name} or {id for id, _ in found}
-    raise unknown_name(
-        "run", wanted, names, hint=f'`replay sql "SELECT * FROM v_runs"` lists those of {source}'
-    )
+    raise unknown_name("run", wanted, names, hint=f'`replay sql "SELECT * FROM v_runs"` lists those of {source}')
 
 
 @cache

@@ -58,16 +58,12 @@ def _table(names: list[str], rows: list[tuple[Any, ...]], width: int) -> str:
     widths = [max([len(name), *(len(row[i]) for row in shown)]) for i, name in enumerate(names)]
     if sum(widths) + 2 * len(widths) > width:
         label = max(map(len, names))
-        text = "\n".join(
-            "".join(f"{n:<{label}}  {c}\n" for n, c in zip(names, row, strict=True)) for row in shown
-        )
+        text = "\n".join("".join(f"{n:<{label}}  {c}\n" for n, c in zip(names, row, strict=True)) for row in shown)
     else:
         figures = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(names))]
         marks = [">" if figure else "<" for figure in figures]
         lines = [
-            "  ".join(
-                f"{cell:{mark}{size}}" for cell, mark, size in zip(row, marks, widths, strict=True)
-            ).rstrip()
+            "  ".join(f"{cell:{mark}{size}}" for cell, mark, size in zip(row, marks, widths, strict=True)).rstrip()
             for row in (names, ["-" * size for size in widths], *shown)
         ]
         text = "\n".join(lines) + "\n" if names else ""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -20,7 +21,7 @@ from replay.errors import ReplayError
 from replay.results.database import columns, describe, open_writable
 from replay.results.verdict import judge
 
-BATCH_ROWS = 2_000
+BATCH_ROWS = 10_000
 """Buffered rows that are written at once."""
 BATCH_SECONDS = 2.0
 """Longest time that a row waits in memory: what a crash can lose."""
@@ -45,7 +46,8 @@ class Store:
         self.path = path
         self._con = con
         self._columns = {table: columns(con, table) for table in (*_BUFFERED, "runs")}
-        self._rows: dict[str, list[Mapping[str, Any]]] = {table: [] for table in _BUFFERED}
+        self._blank = {table: dict.fromkeys(self._columns[table]) for table in _BUFFERED}
+        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in _BUFFERED}
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -94,9 +96,7 @@ class Store:
         except duckdb.ConstraintException as error:
             if "uplicate key" not in str(error):
                 raise
-            raise ReplayError(
-                f"{self.path}: a run {values['id']!r} exists already; give another id"
-            ) from error
+            raise ReplayError(f"{self.path}: a run {values['id']!r} exists already; give another id") from error
         return str(values["id"])
 
     def add(self, row: Mapping[str, Any], *, run_id: str | None = None) -> None:
@@ -133,14 +133,10 @@ class Store:
         self.flush()
         names, cells = self._run_values({"status": "complete", **fields})
         with self._lock:
-            self._con.execute(
-                f"UPDATE runs SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ?", [*cells, run_id]
-            )
+            self._con.execute(f"UPDATE runs SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ?", [*cells, run_id])
             if "verdict" not in fields:
                 verdict, reasons = judge(self._con, run_id)
-                self._con.execute(
-                    "UPDATE runs SET verdict = ?, reasons = ? WHERE id = ?", [verdict, reasons, run_id]
-                )
+                self._con.execute("UPDATE runs SET verdict = ?, reasons = ? WHERE id = ?", [verdict, reasons, run_id])
 
     def reader(self) -> duckdb.DuckDBPyConnection:
         """A connection that sees all that was added so far; close it after use."""
@@ -170,17 +166,18 @@ class Store:
             self._con.close()
 
     def _add(self, table: str, row: Mapping[str, Any], run_id: str | None) -> None:
-        unknown = row.keys() - self._columns[table].keys()
-        if unknown:
-            raise ValueError(f"the table {table} has no column {', '.join(sorted(unknown))}")
+        if not row.keys() <= self._columns[table].keys():
+            unknown = sorted(row.keys() - self._columns[table].keys())
+            raise ValueError(f"the table {table} has no column {', '.join(unknown)}")
+        complete = {**self._blank[table], **row}
         if run_id is not None:
-            row = {"run_id": run_id, **row}
+            complete["run_id"] = run_id
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_regularly, name="results writer", daemon=True)
             self._thread.start()
         with self._lock:
             rows = self._rows[table]
-            rows.append(row)
+            rows.append(complete)
             full = len(rows) >= BATCH_ROWS
         if full:
             self.flush()
@@ -226,12 +223,11 @@ class _Batch:
         return self._frame.__arrow_c_stream__(requested_schema)
 
 
-def _frame(rows: list[Mapping[str, Any]], kinds: dict[str, str]) -> pl.DataFrame:
+def _frame(rows: list[dict[str, Any]], kinds: dict[str, str]) -> pl.DataFrame:
+    """Rows that have every column, as a frame; a value of the wrong type raises, it is not converted."""
+    values = zip(*map(itemgetter(*kinds), rows), strict=True)
     return pl.DataFrame(
-        [
-            pl.Series(name, [row.get(name) for row in rows], dtype=_POLARS[kind])
-            for name, kind in kinds.items()
-        ]
+        [pl.Series(name, cells, dtype=_POLARS[kind]) for (name, kind), cells in zip(kinds.items(), values, strict=True)]
     )
 
 
@@ -244,11 +240,7 @@ def new_run_id() -> str:
 def _without_secrets(target: str) -> str:
     """A URL without user, password and query, which may hold keys; other targets as they are."""
     parts = urlsplit(target)
-    return (
-        urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-        if parts.netloc
-        else target
-    )
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")) if parts.netloc else target
 
 
 def _utc_now() -> datetime:

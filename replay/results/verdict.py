@@ -62,16 +62,13 @@ def _completeness(checks: Mapping[str, Any], status: str, invalid: _Reasons, par
     invalid.add_if(bool(checks["repeated"]), f"{_count(checks['repeated'], 'turn')} recorded more than once")
 
 
-def _requests(
-    checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons
-) -> None:
+def _requests(checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons) -> None:
     ended = checks["turns"] - checks["cancelled"]
     failed = checks["errors"] + checks["dropped"]
     said = f" (mostly: {checks['common_error'][:120]})" if checks["common_error"] else ""
     (invalid if failed > MAX_SHARE * ended else partial).add_if(
         failed > 0,
-        f"{checks['errors']:,} of {_count(ended, 'request')} failed, "
-        f"{checks['dropped']:,} dropped after them{said}",
+        f"{checks['errors']:,} of {_count(ended, 'request')} failed, {checks['dropped']:,} dropped after them{said}",
     )
     for n, what in (
         (max(checks["truncated"], self_check.get("truncated") or 0), "had a prompt shorter than the trace's"),
@@ -83,9 +80,7 @@ def _requests(
     invalid.add_if(moved, "the server's counters moved before the run: someone else uses it")
 
 
-def _client(
-    checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons
-) -> None:
+def _client(checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons) -> None:
     for value, (some, much), text in (
         (checks["drift_p99"], DRIFT_S, "requests left late: p99 {:.2f} s after they were due"),
         (self_check.get("loop_lag_p99_s"), LAG_S, "the client was saturated: it woke {:.2f} s late (p99)"),
@@ -96,9 +91,7 @@ def _client(
 
 def _warnings(checks: Mapping[str, Any], self_check: Mapping[str, Any], warnings: _Reasons) -> None:
     quantum = self_check.get("timestamp_quantum_s")
-    warnings.add_if(
-        bool(quantum), f"times in the trace are multiples of {quantum} s: shorter pauses are unknown"
-    )
+    warnings.add_if(bool(quantum), f"times in the trace are multiples of {quantum} s: shorter pauses are unknown")
     ok = checks["ok"]
     warnings.add_if(
         bool(ok and checks["unattributed"]),
