@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment of the tests marked `engines`: vLLM on the CPU and LMCache, apart from replay's own environment.
-# Usage: scripts/engines.sh     prints the path of its python; installs on first use (2.6 GB, about 90 s)
+# Usage: scripts/engines.sh          prints the path of its python; installs on first use (2.6 GB, about 90 s)
+#        scripts/engines.sh --find   the same, but fails where it is not installed
 # The environment is keyed by its pins and shared by all checkouts; KVCACHE_REPLAY_CACHE moves it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -12,6 +13,10 @@ env=$cache/engines-$key
 if [ -e "$env/complete" ]; then
   echo "$env/bin/python"
   exit
+fi
+if [ "${1:-}" = --find ]; then
+  echo "engines.sh: no environment in $cache; run scripts/engines.sh" >&2
+  exit 1
 fi
 mkdir -p "$cache"
 exec 9>"$cache/engines.lock"

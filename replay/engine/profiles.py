@@ -166,6 +166,25 @@ def names(kind: Literal["models", "gpus"]) -> list[str]:
     return sorted(path.stem for path in (PROFILES / kind).glob("*.yaml"))
 
 
+def summary(kind: Literal["models", "gpus"], name: str) -> str:
+    """One line about a bundled profile; a GPU's says whether it was measured or derived."""
+    data = _mapping(PROFILES / kind / f"{name}.yaml")
+    return f"{data.get('summary', '')}{' [' + data['source'] + ']' if 'source' in data else ''}"
+
+
+def show(name: str) -> str:
+    """A bundled profile's YAML.
+
+    Raises:
+        ReplayError: unknown name.
+    """
+    for kind in ("models", "gpus"):
+        path = PROFILES / kind / f"{name}.yaml"
+        if path.exists():
+            return path.read_text()
+    raise unknown_name("profile", name, [*names("models"), *names("gpus")], "'replay profiles' lists them")
+
+
 def model(name_or_path: str) -> ModelProfile:
     """A bundled model, a model profile in YAML, or a Hugging Face ``config.json`` (or its folder).
 

@@ -274,6 +274,12 @@ def _recorded(trace: Trace, ideal: list[int]) -> Recorded | None:
     )
 
 
+def timestamp_quantum(trace: Trace) -> float | None:
+    """Seconds of which all pauses are multiples, where that is coarse (whole seconds); null otherwise."""
+    pauses = [turn.pause for turn in trace.turns if turn.pause]
+    return 1.0 if len(pauses) >= 10 and all(pause == int(pause) for pause in pauses) else None
+
+
 def _warnings(trace: Trace) -> list[str]:
     """What makes figures of this trace less certain than they look."""
     found = []
@@ -281,8 +287,7 @@ def _warnings(trace: Trace) -> list[str]:
     equal = len(starts) - len(set(starts))
     if len(starts) >= 10 and equal > len(starts) / 10:
         found.append(f"{equal:,} of {len(starts):,} recorded times repeat another: timestamps are quantised")
-    pauses = [turn.pause for turn in trace.turns if turn.pause]
-    if len(pauses) >= 10 and all(pause == int(pause) for pause in pauses):
+    if timestamp_quantum(trace):
         found.append("all pauses are whole seconds: short ones are not measured")
     silent = sum(not turn.output for turn in trace.turns)
     if silent:

@@ -1,0 +1,366 @@
+"""The command line: parse, call, print. No logic, and no heavy import before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from replay import __version__
+from replay.errors import ReplayError
+
+DEFAULT_DB = "replay.duckdb"
+
+
+class _Group(click.Group):
+    """Turns our errors into one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ReplayError as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"replay: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="replay")
+@click.option("--debug", is_flag=True, help="Show a traceback instead of one line.")
+def main(debug: bool) -> None:
+    """Replay LLM agent traces against serving caches: what each tier served, lost and cost.
+
+    \b
+    Start here:
+      replay run traces/claude_code.jsonl --backend lmcache-disk
+    """
+
+
+def _db(function: Any) -> Any:
+    return click.option(
+        "--db", default=DEFAULT_DB, envvar="REPLAY_DB", show_default=True, help="Results file (DuckDB)."
+    )(function)
+
+
+def _machine(function: Any) -> Any:
+    function = click.option("--gpu", help="GPU profile of the engine model [default: h200].")(function)
+    return click.option("--model", help="Model profile, or a path to a config.json [default: qwen2.5-7b-1m].")(function)
+
+
+def _trace(path: str) -> Any:
+    """Reads a trace. `traces/NAME.jsonl` finds the bundled one where there is no such file."""
+    from replay.resources import data_path
+    from replay.trace import read
+
+    if not Path(path).exists() and Path(path).parent == Path("traces"):
+        try:
+            bundled = data_path(*Path(path).parts)
+        except FileNotFoundError:
+            bundled = None
+        if bundled is not None:
+            click.echo(f"{path}: not here, using the one that comes with replay", err=True)
+            return read(bundled)
+    return read(path)
+
+
+@main.command()
+@click.argument("trace")
+@click.option("--backend", required=True, help="Preset name or a YAML file; 'replay backends' lists presets.")
+@click.option("--target", help="sim, launch, or the URL of a running server [default: launch with a GPU, else sim].")
+@_machine
+@click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override a field, e.g. tiers.disk.gib=500.")
+@click.option("--sessions", type=int, help="Sessions to replay; more than the trace has are clones.")
+@click.option("--concurrency", type=int, help="Sessions live at once; the next starts as one ends.")
+@click.option("--speed", type=float, default=1.0, help="Divide pauses and start times by this.")
+@click.option("--skip-idle", is_flag=True, help="Jump ahead whenever the whole system is idle.")
+@click.option("--absolute", is_flag=True, help="Send at recorded times instead of after recorded pauses.")
+@click.option("--scale-tokens", type=float, default=1.0, help="Multiply all lengths by this.")
+@click.option("--outputs", type=click.Choice(["live", "recorded"]), help="What stands for outputs in later prompts.")
+@click.option(
+    "--too-long",
+    type=click.Choice(["refuse", "drop"]),
+    default="refuse",
+    show_default=True,
+    help="Prompts beyond the model's context.",
+)
+@click.option("--seed", type=int, default=0, help="Seed of token content.")
+@click.option("--name", help="Name of the run [default: the backend's].")
+@_db
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def run(
+    trace: str,
+    backend: str,
+    target: str | None,
+    model: str | None,
+    gpu: str | None,
+    overrides: tuple[str, ...],
+    db: str,
+    name: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Replay TRACE against a backend, store the run and print its report.
+
+    \b
+    Examples:
+      replay run traces/claude_code.jsonl --backend lmcache-disk
+      replay run my.jsonl --backend lmcache-cpu --set tiers.cpu.gib=200 --concurrency 32
+    """
+    from replay import runs
+    from replay.backends import preset
+    from replay.load.schedule import Settings
+    from replay.results.render import show
+    from replay.results.report import report
+    from replay.results.store import Store
+
+    options["outputs"] = options["outputs"] or "recorded"
+    settings = Settings(**options)
+    where = runs.Where(
+        preset=preset.load(backend, overrides),
+        target=target or runs.default_target(),
+        model=model or runs.DEFAULT_MODEL,
+        gpu=gpu or runs.DEFAULT_GPU,
+    )
+    read = _trace(trace)
+    if not as_json:
+        click.echo(_announce(where), err=True)
+    with Store.create_or_open(db) as store:
+        with _progress(len(read), shown=not as_json) as watch:
+            run_id = runs.execute(read, where, settings, store, name=name, watch=watch)
+        result = report(store, run_id)
+    if as_json:
+        click.echo(result.json())
+    else:
+        show(result)
+    if result.run["status"] == "partial":
+        sys.exit(130)
+
+
+def _announce(where: Any) -> str:
+    if where.simulated:
+        return f"Simulating {where.preset.name} with {where.model} on {where.gpu} (no engine runs)."
+    return f"Running {where.preset.name} on {where.target}."
+
+
+class _progress:  # noqa: N801
+    """A progress bar on stderr where that is a terminal; a context manager that gives the watcher."""
+
+    def __init__(self, total: int, shown: bool):
+        self.shown = shown and sys.stderr.isatty()
+        self.total = total
+
+    def __enter__(self) -> Any:
+        if not self.shown:
+            return None
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self.task = self.bar.add_task("replaying", total=self.total)
+        self.bar.start()
+        return self._update
+
+    def _update(self, progress: Any) -> None:
+        self.bar.update(
+            self.task,
+            completed=progress.done,
+            total=progress.total,
+            description=f"replaying, {progress.in_flight} in flight, run time {progress.now:,.0f} s",
+        )
+
+    def __exit__(self, *exc: object) -> None:
+        if self.shown:
+            self.bar.stop()
+
+
+@main.command()
+@click.argument("run", required=False)
+@_db
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(["table", "json", "csv", "md"]),
+    default="table",
+    show_default=True,
+    help="csv is the rows, the others the report.",
+)
+@click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
+def report(run: str | None, db: str, fmt: str, output: str | None) -> None:
+    """Show a run: RUN is an id, the start of one, or a name; the latest if none is given.
+
+    \b
+    Examples:
+      replay report
+      replay report lmcache-disk --format json -o report.json
+    """
+    from replay.results import render
+    from replay.results.report import report as read
+
+    if fmt == "csv":
+        _write(render.csv(db, run), output)
+        return
+    result = read(db, run)
+    if fmt == "table" and output is None:
+        render.show(result)
+        return
+    texts = {"json": lambda: result.json() + "\n", "md": lambda: render.markdown(result), "table": lambda: render.text(result)}
+    _write(texts[fmt](), output)
+
+
+def _write(text: str, output: str | None) -> None:
+    if output is None:
+        click.echo(text, nl=not text.endswith("\n"))
+        return
+    try:
+        Path(output).write_text(text)
+    except OSError as error:
+        raise ReplayError(f"{output}: cannot write: {(error.strerror or str(error)).lower()}") from None
+
+
+@main.command()
+@click.argument("trace")
+@click.option("--model", help="Model profile or config.json for sizes in GB [default: qwen2.5-7b-1m].")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def inspect(trace: str, model: str | None, as_json: bool) -> None:
+    """Say what TRACE asks of a cache: lengths, pauses, reuse, working set, broken prefixes.
+
+    \b
+    Example:
+      replay inspect traces/claude_code.jsonl --model qwen3-8b
+    """
+    import msgspec
+
+    from replay import runs
+    from replay.engine import profiles
+    from replay.trace.describe import describe, render
+
+    profile = profiles.model(model or runs.DEFAULT_MODEL)
+    found = describe(_trace(trace), profile.kv_bytes_per_token())
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(render(found))
+
+
+@main.command("import")
+@click.argument("sources", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, help="Trace to write; .gz, .xz and .zst are compressed.")
+@click.option("--format", "fmt", help="Format of the sources [default: told from their content].")
+@click.option("--keep-text", is_flag=True, help="Keep prompts and outputs, not only their lengths.")
+def import_(sources: tuple[str, ...], output: str, fmt: str | None, keep_text: bool) -> None:
+    """Turn foreign logs (files or folders) into one trace. Text is dropped unless --keep-text.
+
+    \b
+    Examples:
+      replay import ~/.claude/projects -o mine.jsonl
+      replay import traces/*.json.xz -o all.jsonl
+    """
+    from replay.trace import Trace, importers, write
+
+    with _files(len(sources)) as progress:
+        imported = importers.load(sources, fmt, keep_text, progress)
+    trace = Trace(imported.header, imported.turns)
+    write(output, imported.header, imported.turns)
+    for note in imported.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(
+        f"{output}: {len(trace.sessions):,} sessions, {len(trace):,} turns, {trace.prompt_tokens:,} prompt tokens", err=True
+    )
+
+
+class _files(_progress):  # noqa: N801
+    """Progress over files."""
+
+    def __init__(self, total: int):
+        super().__init__(total, shown=True)
+
+    def _update(self, done: int, total: int) -> None:  # type: ignore[override]
+        self.bar.update(self.task, completed=done, total=total, description="reading files")
+
+
+@main.command()
+@click.argument("profile")
+@click.option("-o", "--output", required=True, help="Trace to write.")
+@click.option("--sessions", type=int, required=True, help="Sessions to draw.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def synth(profile: str, output: str, sessions: int, seed: int) -> None:
+    """Draw a synthetic trace: PROFILE is claude-code, doc-qa, evict-and-return or chat.
+
+    \b
+    Example:
+      replay synth claude-code -o team.jsonl --sessions 200 --seed 1
+    """
+    from replay.trace import write
+    from replay.trace.synth import generate
+
+    header, turns = generate(profile, sessions, seed)
+    count = write(output, header, turns)
+    click.echo(f"{output}: {count:,} turns", err=True)
+
+
+@main.command()
+@click.argument("name", required=False)
+def backends(name: str | None) -> None:
+    """List backend presets, or show one as YAML.
+
+    \b
+    Example:
+      replay backends lmcache-disk > mine.yaml
+    """
+    from replay.backends import preset
+
+    if name is not None:
+        click.echo(preset.dump(preset.load(name)), nl=False)
+        return
+    for each in preset.names():
+        click.echo(f"{each:18} {preset.load(each).summary}")
+
+
+@main.command()
+@click.argument("name", required=False)
+def profiles(name: str | None) -> None:
+    """List model and GPU profiles, or show one.
+
+    \b
+    Example:
+      replay profiles h200
+    """
+    from replay.engine import profiles as known
+
+    if name is not None:
+        click.echo(known.show(name), nl=False)
+        return
+    for kind in ("models", "gpus"):
+        click.echo(f"{kind}:")
+        for each in known.names(kind):  # type: ignore[arg-type]
+            click.echo(f"  {each:20} {known.summary(kind, each)}")  # type: ignore[arg-type]
+
+
+@main.command()
+@click.argument("statement")
+@_db
+@click.option("--format", "fmt", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+def sql(statement: str, db: str, fmt: str) -> None:
+    """Query the results file, read-only. Views are listed in reports/README.md.
+
+    \b
+    Example:
+      replay sql "SELECT name, verdict FROM v_runs"
+    """
+    import shutil
+
+    from replay.results.sql import query
+
+    click.echo(query(db, statement, fmt, width=shutil.get_terminal_size().columns))  # type: ignore[arg-type]

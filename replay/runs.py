@@ -1,0 +1,223 @@
+"""One run, end to end: a trace, a backend and a results file become a stored, judged run.
+
+The command line, `sweep` and `plan` all go through `execute`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import platform
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import replay
+from replay.backends.preset import Preset
+from replay.engine import profiles
+from replay.errors import ReplayError
+from replay.load import clock
+from replay.load.driver import Driver, Progress
+from replay.load.outcome import Backend
+from replay.load.schedule import Schedule, Settings
+from replay.results.store import Store
+from replay.trace import Trace
+from replay.trace.describe import timestamp_quantum
+from replay.trace.files import open_input
+
+DEFAULT_MODEL = "qwen2.5-7b-1m"
+DEFAULT_GPU = "h200"
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Who answers, and on what."""
+
+    preset: Preset
+    target: str = "sim"
+    """``sim``, ``launch`` or the URL of a running server."""
+    model: str = DEFAULT_MODEL
+    """Model profile for ``sim``; for ``launch`` what the engine loads; for a URL the name it serves."""
+    gpu: str | None = DEFAULT_GPU
+    """GPU profile for ``sim``; a remark otherwise."""
+
+    @property
+    def simulated(self) -> bool:
+        """True if no engine runs and every figure comes from the engine model."""
+        return self.target == "sim"
+
+
+def default_target() -> str:
+    """``launch`` where a GPU and vLLM are present, else ``sim``."""
+    has_gpu = shutil.which("nvidia-smi") is not None
+    return "launch" if has_gpu and importlib.util.find_spec("vllm") is not None else "sim"
+
+
+def sha256(path: str | Path) -> str:
+    """SHA-256 of a file's decompressed content, so that a compressed copy counts as the same trace."""
+    digest = hashlib.sha256()
+    with open_input(path) as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def execute(
+    trace: Trace,
+    where: Where,
+    settings: Settings,
+    store: Store,
+    *,
+    name: str | None = None,
+    watch: Watch | None = None,
+) -> str:
+    """Replays a trace and stores the run; returns the run's id.
+
+    Ctrl-C ends the run early: what was measured is stored and the run is marked partial.
+
+    Raises:
+        ReplayError: the backend, model or trace do not fit together, or the results file cannot be written.
+    """
+    run = _Run(trace, where, settings, store, name, watch)
+    return clock.run(run.play(), virtual=where.simulated)
+
+
+class _Run:
+    """The parts of one run and their order."""
+
+    def __init__(
+        self, trace: Trace, where: Where, settings: Settings, store: Store, name: str | None, watch: Watch | None
+    ):
+        self.trace, self.where, self.settings, self.store = trace, where, settings, store
+        self.name, self.watch = name, watch
+
+    async def play(self) -> str:
+        run_clock = clock.RunClock()
+        schedule = Schedule(self.trace, self.settings, self._max_context())
+        async with self._backend(run_clock) as backend:
+            run_id = self.store.begin_run(self._description(schedule, backend))
+            driver = Driver(schedule, backend, lambda row: self.store.add(row, run_id=run_id), self.watch)
+            try:
+                with _interrupts(driver):
+                    progress = await driver.run(run_clock)
+            except BaseException:
+                self.store.finish_run(run_id, status="partial", duration_s=run_clock.now())
+                raise
+            self.store.finish_run(
+                run_id,
+                status="partial" if progress.stopped else "complete",
+                duration_s=progress.now,
+                self_check=self._self_check(schedule, backend, progress),
+            )
+        return run_id
+
+    def _max_context(self) -> int | None:
+        """Longest prompt and output together; only the engine model knows it beforehand."""
+        return profiles.model(self.where.model).max_context if self.where.simulated else None
+
+    @contextlib.asynccontextmanager
+    async def _backend(self, run_clock: clock.RunClock) -> AsyncIterator[Backend]:
+        where = self.where
+        if where.target != "sim":
+            raise ReplayError(f"--target {where.target}: this version of replay runs only --target sim")
+        from replay.backends.sim import SimBackend
+
+        async with SimBackend(where.preset, where.model, where.gpu or DEFAULT_GPU, run_clock) as backend:
+            yield backend
+
+    def _description(self, schedule: Schedule, backend: Backend) -> dict[str, Any]:
+        where, settings, trace = self.where, self.settings, self.trace
+        about = backend.describe()
+        tiers = about.get("tiers") or {}
+        return {
+            "name": self.name,
+            "backend": where.preset.name,
+            "target": where.target,
+            "simulated": where.simulated,
+            "model": about.get("model", where.model),
+            "gpu": about.get("gpu", where.gpu),
+            "trace": trace.header.name,
+            "trace_sha256": sha256(trace.source) if trace.source else None,
+            "synthetic": trace.header.synthetic,
+            "sessions": schedule.families,
+            "turns": len(schedule.steps),
+            "seed": settings.seed,
+            "speed": settings.speed,
+            "scale_tokens": settings.scale_tokens,
+            "skip_idle": settings.skip_idle,
+            "concurrency": settings.concurrency,
+            "outputs": settings.outputs,
+            "duplication": schedule.duplication,
+            "settings": {
+                **about,
+                "kv_bytes_per_token": about.get("kv_bytes_per_token"),
+                "capacity_tokens": {tier: size["tokens"] for tier, size in tiers.items()},
+                "preset": _plain(where.preset),
+                "replay": settings.as_dict(),
+                "versions": {"replay": replay.__version__, "python": platform.python_version()},
+            },
+        }
+
+    def _self_check(self, schedule: Schedule, backend: Backend, progress: Progress) -> dict[str, Any]:
+        own = getattr(backend, "self_check", dict)()
+        warnings = list(own.pop("warnings", [])) + list(backend.describe().get("warnings") or [])
+        if schedule.duplication > 1:
+            warnings.append(f"sessions are clones: each of the trace's is played {schedule.duplication:.3g} times")
+        if schedule.too_long:
+            warnings.append(f"{schedule.too_long:,} turns were dropped because they do not fit the model's context")
+        if progress.skipped_s:
+            warnings.append(f"{progress.skipped_s:,.0f} idle seconds were skipped; caches saw shorter pauses")
+        return {
+            **own,
+            "drift_p99_s": _p99(progress.drift),
+            "loop_lag_p99_s": _p99(progress.lag),
+            "peak_in_flight": progress.peak_in_flight,
+            "dropped_turns": progress.dropped,
+            "skipped_idle_s": progress.skipped_s,
+            "cache_before": backend.describe().get("cache_state_before_run", own.get("cache_before", "unknown")),
+            "timestamp_quantum_s": timestamp_quantum(self.trace),
+            "warnings": warnings,
+        }
+
+
+@contextlib.contextmanager
+def _interrupts(driver: Driver) -> Any:
+    """Ctrl-C and SIGTERM stop the driver instead of tearing down the loop; a second one is not caught."""
+    loop = asyncio.get_running_loop()
+    caught = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, _stop_once, loop, driver, number)
+            caught.append(number)
+        except (ValueError, RuntimeError, NotImplementedError):
+            pass  # not the main thread (a sweep's worker): the parent handles signals
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+
+def _stop_once(loop: asyncio.AbstractEventLoop, driver: Driver, number: int) -> None:
+    loop.remove_signal_handler(number)
+    driver.stop()
+
+
+def _plain(preset: Preset) -> dict[str, Any]:
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(preset)
+    return plain
+
+
+def _p99(values: list[float]) -> float | None:
+    return float(np.percentile(values, 99)) if values else None
