@@ -93,17 +93,13 @@ class CurveBuilder:
         """
         short = max(0, len(ids) * self.block_tokens - prompt_tokens)
         if short >= self.block_tokens:
-            raise ValueError(
-                f"{len(ids)} blocks of {self.block_tokens} tokens for a prompt of {prompt_tokens}"
-            )
+            raise ValueError(f"{len(ids)} blocks of {self.block_tokens} tokens for a prompt of {prompt_tokens}")
         self.prompt_tokens += prompt_tokens
         if len(ids):
             self._reserve(int(ids.max()) + 1)
             arrays = (self._owner, self._before, self._owned, self._tree, self._counts, self._short)
             if not _touch(ids, self._requests, short, *arrays):
-                raise ValueError(
-                    "an id stands behind two different prefixes; block ids must name whole prefixes"
-                )
+                raise ValueError("an id stands behind two different prefixes; block ids must name whole prefixes")
             self._requests += 1
 
     def _reserve(self, ids: int) -> None:

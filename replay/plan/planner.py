@@ -139,9 +139,7 @@ def plan(
     size = block_tokens or trace.header.block_tokens or presets[0].block_tokens
     curve = trace_curve(trace, size, sessions=sessions, partial=partial_blocks)
     if len(curve.blocks) == 1:
-        raise ReplayError(
-            f"{trace.header.name}: no prompt fills a block of {size} tokens; nothing can be cached"
-        )
+        raise ReplayError(f"{trace.header.name}: no prompt fills a block of {size} tokens; nothing can be cached")
     costs = [(preset, cost_model(model, gpu, preset)) for preset in presets]
     first, cost = costs[0]
     median = median_low(trace.prompt)
@@ -149,9 +147,7 @@ def plan(
     room = gpu_kv_tokens(model, gpu, first)
     tiers = [gpu_tier(ground, first, cost, room), *lower_tiers(ground, costs, room)]
     candidates = [
-        _candidate(
-            ground, *pair, gpu_kv_tokens(model, gpu, pair[0]), slo=slo, simulate=simulate, prices=prices
-        )
+        _candidate(ground, *pair, gpu_kv_tokens(model, gpu, pair[0]), slo=slo, simulate=simulate, prices=prices)
         for pair in costs
     ]
     return Plan(
@@ -279,9 +275,7 @@ def _choose(candidates: list[Candidate], slo: Slo | None) -> tuple[Candidate | N
         near = f"{fastest.backend} comes nearest with {value(fastest):.2f} s"
         return None, f"none keeps {metric} <= {slo.seconds:g} s; {near}"
     if all(c.cost_month is not None for c in good):
-        return min(
-            good, key=lambda c: (c.cost_month, value(c))
-        ), f"cheapest that keeps {metric} <= {slo.seconds:g} s"
+        return min(good, key=lambda c: (c.cost_month, value(c))), f"cheapest that keeps {metric} <= {slo.seconds:g} s"
     return min(good, key=value), f"lowest simulated {metric} of those that keep {metric} <= {slo.seconds:g} s"
 
 
@@ -290,11 +284,8 @@ def _notes(trace: Trace, model: ModelProfile, cost: CostModel) -> list[str]:
     long = sum(prompt > model.max_context for prompt in trace.prompt)
     if long:
         notes.append(
-            f"{long:,} of {len(trace):,} prompts are longer than {model.name}'s context "
-            f"of {model.max_context:,} tokens"
+            f"{long:,} of {len(trace):,} prompts are longer than {model.name}'s context of {model.max_context:,} tokens"
         )
     if cost.source == "derived":
-        notes.append(
-            f"times of {model.name} are scaled by FLOPs and bytes from a measured model, not measured"
-        )
+        notes.append(f"times of {model.name} are scaled by FLOPs and bytes from a measured model, not measured")
     return notes

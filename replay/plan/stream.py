@@ -80,18 +80,14 @@ def _starts(begins: list[float], offsets: list[float], schedule: Schedule, live:
     return starts
 
 
-def prompts(
-    schedule: Schedule, steps: list[Step], block_tokens: int, partial: bool
-) -> Iterator[tuple[Ids, int]]:
+def prompts(schedule: Schedule, steps: list[Step], block_tokens: int, partial: bool) -> Iterator[tuple[Ids, int]]:
     """``(block ids, prompt tokens)`` of each step; `partial` counts a last, partial block too."""
     ids = StartIds(schedule.tree, block_tokens) if partial else BlockIds(schedule.tree, block_tokens)
     for step in steps:
         yield ids(step.tip), step.tip.depth
 
 
-def trace_curve(
-    trace: Trace, block_tokens: int, *, sessions: int | None = None, partial: bool = False
-) -> HitCurve:
+def trace_curve(trace: Trace, block_tokens: int, *, sessions: int | None = None, partial: bool = False) -> HitCurve:
     """The hit curve of a trace with `sessions` of its families live at once.
 
     Asked for more than the trace has, families are cloned as a run would clone them. Outputs are not

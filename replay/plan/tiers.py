@@ -70,9 +70,7 @@ class TierPlan:
         return self.typical.pays if self.typical else None
 
 
-def break_even(
-    cost: CostModel, link: Link, bytes_per_token: int, chunk_tokens: int, context: int
-) -> BreakEven:
+def break_even(cost: CostModel, link: Link, bytes_per_token: int, chunk_tokens: int, context: int) -> BreakEven:
     """Compares rebuilding `context` tokens with loading them in chunks of `chunk_tokens`.
 
     The break-even bandwidth is KV bytes a token over prefill seconds a token: a GPU that computes a token in
@@ -100,9 +98,7 @@ def gpu_tier(ground: Ground, preset: Preset, cost: CostModel, tokens: int) -> Ti
     return _tier(ground, "gpu", preset, cost, above=0, tokens=tokens)
 
 
-def lower_tiers(
-    ground: Ground, presets: Sequence[tuple[Preset, CostModel]], gpu_tokens: int
-) -> list[TierPlan]:
+def lower_tiers(ground: Ground, presets: Sequence[tuple[Preset, CostModel]], gpu_tokens: int) -> list[TierPlan]:
     """The tiers below the GPU that any of the presets has, fastest first, each from the first that has it.
 
     Tiers are taken as inclusive: a lower one also holds what those above it hold (LMCache and vLLM's offload
@@ -141,12 +137,10 @@ def _tier(ground: Ground, name: str, preset: Preset, cost: CostModel, *, above: 
         hit_share=hits / curve.prompt_tokens,
         headroom_tokens=curve.ceiling - curve.hit_tokens(reach),
         next_10gb_tokens=more,
-        next_10gb_saved_s=more * gain,
+        next_10gb_saved_s=more * gain if more else 0.0,
         bandwidth_gbps=link.load_gbps if link else None,
         store_gbps=link.store_gbps if link else None,
         bandwidth_source=("given" if tier and tier.gbps else link.source) if link else None,
-        break_even=tuple(break_even(cost, link, ground.bytes_per_token, chunk, n) for n in lengths)
-        if link
-        else (),
+        break_even=tuple(break_even(cost, link, ground.bytes_per_token, chunk, n) for n in lengths) if link else (),
         typical=typical,
     )
