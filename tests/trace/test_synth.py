@@ -56,12 +56,6 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another(profile):
     assert generate(profile, 3, 8) != first
 
 
-def test_a_session_does_not_depend_on_how_many_others_are_drawn_after_its_start():
-    """Only the strata do; whatever happens within a session comes from its own generator."""
-    _, turns = generate("claude-code", 20, 3)
-    assert {turn.session.split("/")[0] for turn in turns} == {f"s{number:02d}" for number in range(20)}
-
-
 def test_an_unknown_profile_names_the_nearest():
     with pytest.raises(ReplayError, match="unknown profile 'claude'; nearest: claude-code"):
         generate("claude", 1, 0)
