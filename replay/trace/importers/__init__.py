@@ -90,7 +90,7 @@ def _by_format(sources: Sequence[str | Path], format: str | None, notes: list[st
     if not groups:
         raise _unknown(", ".join(str(source) for source in sources))
     if skipped:
-        notes.append(f"{skipped:,} files of unknown format in the given folders were skipped")
+        notes.append(f"files of unknown format in the given folders, skipped: {skipped:,}")
     return groups
 
 

@@ -122,6 +122,8 @@ def load(
             turns.extend(_turns(trace, session, path, notes))
             sizes.add(trace.block_size)
         progress(done, len(paths))
+    if not turns:
+        raise ReplayError(f"{paths[0]}: no request with a prompt in it; name a trace that has some")
     header = Header(
         format=FORMAT,
         version=VERSION,
@@ -159,7 +161,7 @@ def _turns(trace: _File, session: str, path: Path, notes: Notes) -> Iterable[Tur
     calls.sort(key=lambda call: call.recorded)
     recurring = _share(calls)
     if recurring:
-        notes.count("blocks recur behind different prefixes; they are segments of their own", len(recurring))
+        notes.count("blocks that recur behind different prefixes, as segments of their own", len(recurring))
     return [_turn(call, trace.block_size, session, recurring, notes) for call in calls]
 
 
@@ -170,7 +172,11 @@ def _check(entry: _Entry, size: int, path: Path, notes: Notes) -> None:
             f"{path}: the request at t={entry.t:g} has {blocks:,} block ids for {entry.input:,} tokens; "
             f"blocks of {size} tokens allow {-(-entry.input // size):,}"
         )
-    notes.count(f"requests have fewer or more ids than full blocks of {size} tokens", blocks != full)
+    notes.count("requests whose number of ids is not that of their full blocks", blocks != full)
+
+
+def _time(entry: _Entry) -> float:
+    return entry.t
 
 
 def _calls(trace: _File, session: str, notes: Notes) -> list[_Call]:
@@ -179,7 +185,7 @@ def _calls(trace: _File, session: str, notes: Notes) -> list[_Call]:
     calls: list[_Call] = []
     waiting: list[_Call] = []
     agents: set[str] = set()
-    for entry in trace.requests:
+    for entry in sorted(trace.requests, key=_time):
         if entry.requests is not None:
             agent = _unique(f"{session}/{entry.agent_id or 'agent'}", agents)
             chain = _subagent(entry, agent, main.last, notes)
@@ -187,7 +193,7 @@ def _calls(trace: _File, session: str, notes: Notes) -> list[_Call]:
             if entry.status != "async_launched":
                 waiting.extend(chain.open)
         elif entry.input < 1:
-            notes.count("requests without a prompt were dropped")
+            notes.count("requests without a prompt, dropped")
         else:
             call = main.add(entry, entry.t, entry.t)
             call.joins, waiting = waiting, []
@@ -196,8 +202,8 @@ def _calls(trace: _File, session: str, notes: Notes) -> list[_Call]:
 
 
 def _subagent(entry: _Entry, session: str, launcher: _Call | None, notes: Notes) -> _Chain:
-    inner = [request for request in entry.requests or [] if request.input > 0]
-    notes.count("requests without a prompt were dropped", len(entry.requests or []) - len(inner))
+    inner = sorted((request for request in entry.requests or [] if request.input > 0), key=_time)
+    notes.count("requests without a prompt, dropped", len(entry.requests or []) - len(inner))
     chain = _Chain(session)
     if not inner:
         return chain
@@ -205,7 +211,7 @@ def _subagent(entry: _Entry, session: str, launcher: _Call | None, notes: Notes)
     begin = entry.t if relative else 0.0
     start = entry.t - (entry.duration_ms or 0) / 1000
     ended_at_t = launcher is not None and start < entry.t and start >= (launcher.end or launcher.start) - SLACK_S
-    notes.count("sub-agents are recorded by their end; they start earlier by their duration", ended_at_t)
+    notes.count("sub-agents recorded by their end, started earlier by their duration", ended_at_t)
     shift = start - entry.t if ended_at_t else 0.0
     for request in inner:
         call = chain.add(request, begin + request.t, begin + request.t + shift)
@@ -343,11 +349,11 @@ def _pause(call: _Call, notes: Notes) -> float:
     else:
         ends = [other.end for other in call.after + call.joins if other.end is not None]
         if not ends:
-            notes.count("pauses are unknown (no think_time, no api_time before) and were set to 0")
+            notes.count("pauses unknown (no think_time, no api_time before), set to 0")
             return 0.0
         pause = call.start - max(ends)
     if pause < -SLACK_S:
-        notes.count("negative pauses were set to 0")
+        notes.count("pauses negative, set to 0")
     return max(0.0, pause)
 
 

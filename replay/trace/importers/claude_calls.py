@@ -142,7 +142,7 @@ class Log:
                     self.launched.setdefault(agent, inner.parent_tool_use_id)
                 self._take(inner, f"{self._files}:{number}:agent")
         if len(self.calls) == before:
-            self.notes.count("files added no model call (none in them, or copies of other files' calls)")
+            self.notes.count("files without a model call of their own")
 
     def _session(self, line: Line) -> str:
         return line.session_id or f"file {self._files}"
@@ -156,7 +156,7 @@ class Log:
             node.boundary = line.subtype == "compact_boundary"
         else:
             node.above = node.above or line.parent_uuid
-            self.notes.count("lines occur more than once (copies, resumed sessions) and were counted once")
+            self.notes.count("lines that occur more than once (copies, resumed sessions), counted once")
         if line.message is None:
             return
         if line.kind == "user":
@@ -181,10 +181,10 @@ class Log:
 
     def _take_reply(self, line: Line, message: Message, key: Key, uuid: str, node: Node) -> None:
         if message.model == "<synthetic>":
-            self.notes.count("replies that no model gave (API errors and the like) were skipped")
+            self.notes.count("replies that no model gave (API errors and the like), skipped")
             return
         if message.usage is None or message.usage.prompt == 0:
-            self.notes.count("reply lines without token usage were skipped")
+            self.notes.count("reply lines without token usage, skipped")
             return
         name = message.id or line.request_id or uuid
         call = self.calls.get(name)
@@ -230,9 +230,8 @@ class Log:
         key = Key(call.key.session, uuid)
         if key not in self.launched:
             same = self._prompts.get((key.session, root.prompt), [])
-            free = [tool for tool in same if tool not in self.launched.values()]
-            if free:
-                self.launched[key] = free[0]
+            if same:
+                self.launched[key] = same.pop(0)
         return key
 
     def trail(self, call: Call) -> tuple[Call | None, list[Node], bool]:

@@ -136,7 +136,9 @@ class _Builder:
             main = self.sessions.get(Key(key.session))
             earlier = [call for call in main.calls if call.rank < first.rank] if main else []
             launcher = earlier[-1] if earlier else None
-            self.notes.count("sub-agents do not say which call launched them; taken by time", launcher is not None)
+            self.notes.count(
+                "sub-agents that do not say which call launched them, placed by time", launcher is not None
+            )
         agent.launcher = launcher
         if launcher is not None and agent.returns:
             self.running.setdefault(launcher.key, []).append(agent)
@@ -161,7 +163,7 @@ class _Builder:
         start = self._start(call)
         keep = self._keep(call, parent, compacted, start) if parent else None
         if not call.final:
-            self.notes.count("outputs are estimated from the text (the log has only a placeholder)")
+            self.notes.count("outputs estimated from the text (the log has only a placeholder)")
         return Turn(
             session=session.name,
             turn=number,
@@ -200,12 +202,12 @@ class _Builder:
         if not compacted and call.usage.prompt >= before and cached < SHORTFALL * before:
             gap = start - parent.end if start is not None and parent.end is not None else 0.0
             if gap > CACHE_LIFE_S[parent.usage.long_lived]:
-                self.notes.count("prompts had expired at the provider after a long pause and count as kept")
+                self.notes.count("prompts that had expired at the provider after a long pause, counted as kept")
                 return before
-            self.notes.count("prompts lost their cached prefix without a long pause or a compaction")
+            self.notes.count("prompts that lost their cached prefix without a long pause or a compaction")
         context = before + parent.output
         if cached > context:
-            self.notes.count("prompts were cached further than the logged calls explain; that part counts as new")
+            self.notes.count("prompts cached further than the logged calls explain, that part counted as new")
         return min(cached, context)
 
     def _append(self, call: Call, keep: int | None, ref: str) -> list[tuple[str, int]]:
@@ -227,13 +229,11 @@ class _Builder:
         if not after:
             return 0.0
         if start is None or not ends:
-            self.notes.count("pauses are unknown (lines without a time) and were set to 0")
+            self.notes.count("pauses unknown (lines without a time), set to 0")
             return 0.0
         pause = start - max(ends)
         if pause < 0:
-            self.notes.count(
-                "pauses were negative (tools answered while the reply was still streaming) and were set to 0"
-            )
+            self.notes.count("pauses negative (tools answered while the reply was still streaming), set to 0")
         return round(max(0.0, pause), 3)
 
     @staticmethod

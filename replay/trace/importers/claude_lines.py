@@ -150,9 +150,9 @@ def read_lines(path: Path, notes: Notes) -> Iterator[Line]:
         try:
             yield decode(text)
         except (msgspec.ValidationError, UnicodeDecodeError):
-            notes.count("lines had an unknown form and were skipped")
+            notes.count("lines of unknown form, skipped")
         except msgspec.DecodeError:
-            notes.count("lines were not JSON and were skipped")
+            notes.count("lines that are not JSON, skipped")
 
 
 def matches(head: bytes) -> bool:

@@ -73,7 +73,7 @@ class Notes:
         self._lines: list[str] = []
 
     def count(self, what: str, times: int = 1) -> None:
-        """Adds to the number that the line ``"<number> <what>"`` will show."""
+        """Adds to the number that the line ``"<what>: <number>"`` will show."""
         self._counts[what] += times
 
     def say(self, line: str) -> None:
@@ -82,4 +82,4 @@ class Notes:
 
     def lines(self) -> list[str]:
         """All lines; kinds that never happened are absent."""
-        return self._lines + [f"{count:,} {what}" for what, count in self._counts.items() if count]
+        return self._lines + [f"{what}: {count:,}" for what, count in self._counts.items() if count]
