@@ -1,4 +1,4 @@
-"""Writes schemas/trace.schema.json and schemas/backend.schema.json from the types that read those files."""
+"""Writes the JSON Schemas in schemas/ from the types that read those files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 
 from replay.backends import preset
+from replay.engine import profiles
 from replay.trace import format as trace_format
 
-SCHEMAS = {"trace.schema.json": trace_format.json_schema, "backend.schema.json": preset.json_schema}
+SCHEMAS = {
+    "trace.schema.json": trace_format.json_schema,
+    "backend.schema.json": preset.json_schema,
+    "profile.schema.json": profiles.json_schema,
+}
 
 if __name__ == "__main__":
     folder = Path(__file__).resolve().parent.parent / "schemas"

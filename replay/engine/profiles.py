@@ -17,6 +17,7 @@ from msgspec import Meta
 from replay.backends.preset import Preset
 from replay.engine.model_config import KV_BYTES, Shape, shape
 from replay.errors import ReplayError, unknown_name
+from replay.schema import DIALECT, definitions
 
 PROFILES = Path(__file__).parent / "profiles"
 GIB = 2**30
@@ -91,8 +92,10 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 class GpuProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One GPU and the host around it."""
 
-    name: str
+    name: str = ""
+    """Default: the file's name."""
     summary: str = ""
+    """One line for ``replay profiles``."""
     source: Literal["measured", "derived"]
     """Whether any of `fits` and `links` was measured on such a machine."""
     sources: list[str] = []
@@ -153,12 +156,16 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ModelFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A model profile in YAML: fields of the model's Hugging Face ``config.json`` under `config`."""
+    """A model profile in YAML."""
 
-    name: str
+    name: str = ""
+    """Default: the file's name."""
     summary: str = ""
+    """One line for ``replay profiles``."""
     sources: list[str] = []
+    """Where the figures come from."""
     config: dict[str, Any]
+    """Fields of the model's Hugging Face ``config.json``."""
 
 
 def names(kind: Literal["models", "gpus"]) -> list[str]:
@@ -203,9 +210,7 @@ def model(name_or_path: str) -> ModelProfile:
         hint = "a path to a Hugging Face config.json works too"
         raise unknown_name("model", name_or_path, names("models"), hint)
     read = _convert(path, _mapping(path), _ModelFile)
-    return ModelProfile(
-        name=read.name, summary=read.summary, sources=read.sources, shape=shape(read.config, str(path))
-    )
+    return ModelProfile(name=read.name, summary=read.summary, sources=read.sources, shape=shape(read.config, str(path)))
 
 
 def gpu(name_or_path: str) -> GpuProfile:
@@ -235,9 +240,7 @@ def gpu_kv_tokens(model: ModelProfile, gpu: GpuProfile, preset: Preset) -> int:
     """
     tier, size = preset.tiers.gpu, preset.tensor_parallel
     if model.shape.heads % size:
-        raise ReplayError(
-            f"{model.name}: {model.shape.heads} attention heads cannot be split over {size} GPUs"
-        )
+        raise ReplayError(f"{model.name}: {model.shape.heads} attention heads cannot be split over {size} GPUs")
     if tier.tokens:
         return tier.tokens
     per_token = model.kv_bytes_per_token(preset.kv_dtype) * model.kv_copies(size)
@@ -275,12 +278,6 @@ def _convert(path: Path, data: dict[str, Any], kind: type[Any]) -> Any:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema of a profile file of either kind; `schemas/profile.schema.json` holds it."""
-    either, components = msgspec.json.schema_components(
-        [GpuProfile, _ModelFile], ref_template="#/$defs/{name}"
-    )
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A replay model or hardware profile",
-        "anyOf": list(either),
-        "$defs": components,
-    }
+    either, components = definitions(GpuProfile, _ModelFile)
+    title = "A replay model or hardware profile"
+    return {"$schema": DIALECT, "title": title, "anyOf": either, "$defs": components}

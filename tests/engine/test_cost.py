@@ -49,9 +49,7 @@ def ttft(cost: CostModel, cached: int, new: int) -> float:
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 @pytest.mark.parametrize("tokens", [1024, 4096, 16384])
 @pytest.mark.parametrize("kind", ["miss", "hit"])
-def test_times_of_one_request_are_within_ten_percent(
-    micro: dict[str, Table], gpu: str, tokens: int, kind: str
-) -> None:
+def test_times_of_one_request_are_within_ten_percent(micro: dict[str, Table], gpu: str, tokens: int, kind: str) -> None:
     cached, new = (tokens, 32) if kind == "hit" else (0, tokens + 32)
     rows = fit.MicroTable.read(micro[gpu][ALONE[gpu]]).prefill
     measured = np.mean([row.ttft_s for row in rows if (row.cached, row.new) == (cached, new)])
@@ -89,9 +87,7 @@ def test_a_miss_pays_the_write_through_that_was_measured(micro: dict[str, Table]
         cost = costs("qwen3-8b", gpu, backend)
         chunk = preset.load(backend).chunk_tokens or 16
         stores = sum(
-            link.store_seconds(16384 * KV_BYTES, 16384 // chunk)
-            for link in cost.links.values()
-            if link.blocking_store
+            link.store_seconds(16384 * KV_BYTES, 16384 // chunk) for link in cost.links.values() if link.blocking_store
         )
         measured = fit.MicroTable.read(micro[gpu][table]).first
         assert ttft(cost, 0, 16416) + stores == pytest.approx(measured, rel=0.10), backend
@@ -203,9 +199,7 @@ def test_derived_times_scale_by_flops_and_bytes() -> None:
     small, large = costs("qwen3-8b", "a100"), costs("qwen3-32b", "a100")
     assert small.source == large.source == "derived"
     shapes = [profiles.model(name).shape for name in ("qwen3-8b", "qwen3-32b")]
-    assert large.fit.token_s / small.fit.token_s == pytest.approx(
-        shapes[1].active_params / shapes[0].active_params
-    )
+    assert large.fit.token_s / small.fit.token_s == pytest.approx(shapes[1].active_params / shapes[0].active_params)
     assert large.fit.attention_s / small.fit.attention_s == pytest.approx(64 * 64 / (36 * 32))
     assert large.fit.context_s / small.fit.context_s == pytest.approx(262_144 / 147_456)
     assert costs("qwen3-8b", "a100").fit.token_s / costs().fit.token_s == pytest.approx(989 / 312)
@@ -216,9 +210,7 @@ def test_a_mixture_of_experts_reads_more_weights_as_a_batch_grows() -> None:
     shape = profiles.model("qwen3-coder-30b-a3b").shape
     alone, many = cost.weights_read(1), cost.weights_read(1000)
     dense = shape.dense_params + shape.embedding_params / 2
-    assert many / alone == pytest.approx(
-        (dense + shape.expert_params) / (dense + shape.expert_params / 16), rel=1e-6
-    )
+    assert many / alone == pytest.approx((dense + shape.expert_params) / (dense + shape.expert_params / 16), rel=1e-6)
     assert alone < cost.weights_read(8) < cost.weights_read(64) < many
 
 
@@ -247,6 +239,16 @@ def test_links_exist_for_the_presets_tiers_alone() -> None:
     assert set(costs().links) == set()
     assert set(costs("qwen3-8b", "h200", "lmcache-cpu").links) == {"cpu"}
     assert set(costs("qwen3-8b", "l40s", "lmcache-disk").links) == {"cpu", "disk"}
+
+
+@pytest.mark.parametrize("gpu", profiles.names("gpus"))
+def test_every_bundled_preset_has_its_links_on_every_gpu(gpu: str) -> None:
+    for name in preset.names():
+        backend = preset.load(name)
+        cost = costs("llama-3.1-8b", gpu, name)
+        assert set(cost.links) == {tier for tier, _ in backend.lower()}
+        for link in cost.links.values():
+            assert link.load_seconds(1e9, 30) > 1e9 / 100e9
 
 
 def test_a_profile_without_the_needed_link_or_fit_is_refused() -> None:

@@ -21,8 +21,7 @@ FILES = sorted(profiles.PROFILES.rglob("*.yaml"))
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_every_bundled_profile_fits_the_schema_and_names_its_sources(path: Path) -> None:
-    data = yaml.safe_load(path.read_text()) | {"name": path.stem}
-    jsonschema.validate(data, SCHEMA)
+    jsonschema.validate(yaml.safe_load(path.read_text()), SCHEMA)
     read = profiles.model(path.stem) if path.parent.name == "models" else profiles.gpu(path.stem)
     assert read.sources and read.summary and read.name == path.stem
 
@@ -95,9 +94,7 @@ def test_unknown_names_are_answered_with_near_ones() -> None:
         ({"colour": "green"}, "colour"),
     ],
 )
-def test_a_profile_that_does_not_fit_names_the_field(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_a_profile_that_does_not_fit_names_the_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     data = yaml.safe_load((profiles.PROFILES / "gpus" / "generic.yaml").read_text()) | change
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(data))
