@@ -1,0 +1,187 @@
+"""One instance of a serving engine on the running event loop's clock, virtual or real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from replay.backends.preset import Preset
+from replay.engine.cost import CostModel
+from replay.engine.job import Job
+from replay.engine.pool import BlockPool
+from replay.engine.scheduler import Scheduler
+from replay.engine.tiers import TierStack
+from replay.errors import ReplayError
+
+
+class EngineRestarted(Exception):
+    """The engine was reset or stopped while a request was in it."""
+
+
+class Engine:
+    """Runs requests; every wait is a timer on the event loop, and none depends on how late it fires."""
+
+    def __init__(self, preset: Preset, cost: CostModel, gpu_tokens: int, token_bytes: float):
+        """Args:
+            preset: tiers, block and batch sizes.
+            cost: times of steps and links.
+            gpu_tokens: tokens of the GPU tier.
+            token_bytes: KV bytes of one token.
+
+        Raises:
+            ReplayError: the preset asks for something that is not modelled.
+        """
+        check(preset)
+        self.cost = cost
+        self.pool = BlockPool(gpu_tokens // preset.block_tokens, preset.block_tokens, preset.prefix_caching)
+        self.tiers: TierStack | None = None
+        lower = preset.lower()
+        if lower:
+            chunk = preset.chunk_tokens or preset.block_tokens
+            self.tiers = TierStack(lower, cost.links, preset.connector, chunk, token_bytes)
+        self.scheduler = Scheduler(self.pool, cost, self.tiers, preset.max_batched_tokens, preset.max_seqs)
+        self._arrivals: deque[tuple[float, Job, asyncio.Future[None]]] = deque()
+        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._busy = False
+
+    @property
+    def gpu_tokens(self) -> int:
+        """Tokens that requests can hold in the GPU tier (vLLM keeps one block for itself)."""
+        return self.pool.usable * self.pool.block_tokens
+
+    async def run(self, job: Job, block_ids: int, chunk_ids: int) -> None:
+        """Runs a request to its last token; its results are in `job`.
+
+        The fixed part of a request's overhead passes before it reaches the scheduler, the part that grows
+        with its prompt after its tokens, so that requests are scheduled in the order in which they came.
+
+        Args:
+            job: the request.
+            block_ids: block ids given out so far.
+            chunk_ids: chunk ids given out so far.
+
+        Raises:
+            EngineRestarted: a reset or restart took the request.
+        """
+        loop = asyncio.get_running_loop()
+        self.pool.know(block_ids)
+        if self.tiers:
+            self.tiers.know(chunk_ids)
+        future: asyncio.Future[None] = loop.create_future()
+        arrival = loop.time() + self.cost.overhead_s
+        self._arrivals.append((arrival, job, future))
+        loop.call_at(arrival, self._arrive, arrival)
+        await future
+        after = self.cost.request_overhead(job.prompt) - self.cost.overhead_s
+        assert job.first_token is not None and job.last_token is not None
+        job.first_token += after
+        job.last_token += after
+        await asyncio.sleep(max(0.0, job.last_token - loop.time()))
+
+    def reset(self, *, cold: bool) -> None:
+        """Empties the GPU tier, and with `cold` all tiers below it; requests in flight fail."""
+        self._empty([tier.name for tier in self.tiers.tiers] if cold and self.tiers else [])
+
+    def restart(self) -> None:
+        """What a restart of the engine's host leaves: disk and remote. Requests in flight fail."""
+        self._empty(["cpu"])
+
+    def stop(self) -> None:
+        """Fails what is in flight and cancels timers."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        self._busy = False
+        self.scheduler.drop_all()
+        futures = [*self._futures.values(), *(future for _, _, future in self._arrivals)]
+        self._futures.clear()
+        self._arrivals.clear()
+        for future in futures:
+            if not future.done():
+                future.set_exception(EngineRestarted("the engine was restarted"))
+
+    def _empty(self, tiers: list[str]) -> None:
+        self.stop()
+        self.pool.forget()
+        if self.tiers and tiers:
+            self.tiers.clear(*tiers)
+
+    # -- timers --------------------------------------------------------------------------------------
+
+    def _arrive(self, now: float) -> None:
+        if not self._take_arrivals(now):
+            return
+        if not self._busy:
+            self._begin(now)
+        else:
+            self._at(self.scheduler.cut(now), self._end)
+
+    def _take_arrivals(self, now: float) -> bool:
+        """Queues all requests that have arrived by `now`; returns whether there were any."""
+        before = len(self._arrivals)
+        while self._arrivals and self._arrivals[0][0] <= now:
+            _, job, future = self._arrivals.popleft()
+            self._futures[id(job)] = future
+            self.scheduler.waiting.append(job)
+        return len(self._arrivals) < before
+
+    def _begin(self, now: float) -> None:
+        end = self.scheduler.begin(now)
+        self._busy = end is not None
+        if end is not None:
+            self._at(end, self._end)
+            return
+        wake = self.scheduler.wake(now)
+        if wake is not None:
+            self._at(wake, self._begin)
+        elif self.scheduler.waiting:
+            raise RuntimeError("requests wait for something that cannot happen")
+
+    def _end(self, now: float) -> None:
+        for job in self.scheduler.finish():
+            future = self._futures.pop(id(job))
+            if not future.done():
+                future.set_result(None)
+        self._take_arrivals(now)
+        self._begin(now)
+
+    def _at(self, when: float, call: object) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, call, when)  # type: ignore[arg-type]
+
+
+def check(preset: Preset) -> None:
+    """Refuses what the engine model does not know, rather than ignoring it.
+
+    Raises:
+        ReplayError: says which field, and what to use instead.
+    """
+
+    def refuse(what: str, instead: str) -> None:
+        raise ReplayError(f"backend {preset.name}: {what} is not modelled by the simulated engine; {instead}")
+
+    if preset.engine != "vllm":
+        refuse(f"engine {preset.engine}", "use a vllm preset, or another --target")
+    if preset.connector not in ("none", "offload", "lmcache"):
+        refuse(f"connector {preset.connector}", "use lmcache or offload, or another --target")
+    if preset.connector == "offload" and any(name != "cpu" for name, _ in preset.lower()):
+        refuse("a disk or remote tier under connector offload", "use connector lmcache")
+    if preset.instances > 1:
+        refuse("more than one instance", "set instances to 1")
+    if preset.max_batched_tokens < preset.max_seqs:
+        raise ReplayError(
+            f"backend {preset.name}: max_batched_tokens ({preset.max_batched_tokens}) must be at least "
+            f"max_seqs ({preset.max_seqs}), as in vLLM"
+        )
+    for name, tier in preset.lower():
+        where = f"tiers.{name}"
+        if tier.policy not in ("lru", "fifo"):
+            refuse(f"{where}.policy {tier.policy}", "use lru or fifo")
+        if tier.watermark is not None:
+            refuse(f"{where}.watermark", "leave it out: entries are evicted on demand")
+        if tier.ttl_s is not None:
+            refuse(f"{where}.ttl_s", "leave it out: entries stay until they are evicted")
+        if tier.staging:
+            refuse(f"{where}.staging", "leave it out: the CPU tier also serves hits")

@@ -1,0 +1,77 @@
+"""Which tier served each prompt token, and why an ideal token was not served.
+
+Loss is what an unbounded cache would have served and this one did not. Each lost token has one cause:
+
+- ``granularity``: no cache with these blocks and chunks could have served it (the rest of a block or
+  chunk, the last prompt token, which always runs, and the last generated one, which never did);
+- ``never_stored``: nothing had stored it when the request was admitted;
+- ``evicted``: it was stored, and is gone or lies behind a block that is gone;
+- ``cold``: the same, but a reset or restart took it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numba
+import numpy as np
+
+from replay.engine.pool import NEVER, BlockPool
+from replay.engine.tiers import TierStack
+
+if TYPE_CHECKING:
+    from replay.engine.job import Job
+
+CAUSES = ("never_stored", "evicted", "cold", "granularity")
+"""Cause by the history of a block that is not resident: `NEVER`, `STORED`, `BEFORE_RESET`, `UNFINISHED`."""
+
+
+def attribute(job: Job, gpu: int, external: int, pool: BlockPool, tiers: TierStack | None, now: float) -> None:
+    """Fills in `job.served` and `job.lost`.
+
+    Args:
+        job: a request being admitted at `now`; `job.hit` is what lower tiers held.
+        gpu: prompt tokens served by the GPU.
+        external: prompt tokens served by lower tiers, after those.
+    """
+    served = gpu + external
+    job.served = {"gpu": gpu, **_by_tier(job, gpu, served, tiers), "computed": job.prompt - served}
+    lost = job.ideal - served
+    if lost < 0:
+        raise RuntimeError(f"a request was served {served} tokens, more than the {job.ideal} that anyone had sent")
+    size = pool.block_tokens
+    reachable = max(served, min(job.ideal, job.prompt - 1) // size * size)
+    if external and tiers and served // tiers.chunk_tokens == job.ideal // tiers.chunk_tokens:
+        reachable = served
+    counts = np.zeros(len(CAUSES), np.int64)
+    first, end = served // size, reachable // size
+    if first < end:
+        on_the_way, per_chunk = np.zeros(0, np.bool_), 1
+        if tiers:
+            per_chunk = tiers.chunk_tokens // size
+            on_the_way = tiers.on_the_way(job.chunks[: -(-end // per_chunk)], now)
+        _count(pool.history, pool.first, pool.ids(job.slot), first, end, on_the_way, per_chunk, counts)
+    job.lost = dict(zip(CAUSES, (counts * size).tolist(), strict=True))
+    job.lost["granularity"] += job.ideal - reachable
+
+
+@numba.njit(cache=True)
+def _count(history, resident, ids, begin, end, on_the_way, per_chunk, counts):  # type: ignore[no-untyped-def]  # pragma: no cover
+    cause = -1
+    for index in range(begin, end):
+        block, chunk = ids[index], index // per_chunk
+        if cause < 0 or resident[block] < 0:
+            cause = history[block]
+            if chunk < len(on_the_way) and on_the_way[chunk]:
+                cause = NEVER
+        counts[cause] += 1
+
+
+def _by_tier(job: Job, gpu: int, served: int, tiers: TierStack | None) -> dict[str, int]:
+    if not tiers:
+        return {}
+    size = tiers.chunk_tokens
+    tokens = {tier.name: 0 for tier in tiers.tiers}
+    for tier, begin, end in job.hit.parts:
+        tokens[tier.name] += min(end * size, served) - max(begin * size, gpu)
+    return tokens

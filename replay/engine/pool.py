@@ -1,0 +1,294 @@
+"""The GPU tier: vLLM's block pool and block tables, on arrays.
+
+Semantics are those of vLLM v1 (``vllm/v1/core/block_pool.py``, ``kv_cache_manager.py``): a fixed set
+of physical blocks, of which block 0 is the null block and never used; a full block carries the
+chained hash of its tokens (here a dense id, see `replay.trace.BlockIds`), a partial one carries none;
+several blocks may carry the same id, since running requests never share what they computed
+themselves; free blocks wait in the order in which they were freed and keep their id until they are
+allocated again, which is LRU; a hit takes its block out of that queue; a request frees its tail first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from replay.engine.lru import Int32s, append, unlink
+
+NEVER, STORED, BEFORE_RESET, UNFINISHED = 0, 1, 2, 3
+"""History of a block id: never stored; stored since the last reset; only before it; computed but for
+its last token, which a model samples last and never computes."""
+
+
+class BlockPool:
+    """Blocks of GPU memory, and the block table of every request that may hold some.
+
+    A request has a *slot* from `open` to `close`: a row of the block table. `tokens[slot]` counts the
+    tokens whose KV it holds, `held[slot]` the blocks.
+    """
+
+    def __init__(self, blocks: int, block_tokens: int, caching: bool = True):
+        """Args:
+            blocks: physical blocks, the null block among them.
+            block_tokens: tokens of one block.
+            caching: False: no block ever gets an id.
+        """
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self.caching = caching
+        self.usable = blocks - 1
+        """Blocks that requests can hold."""
+        self._after = np.roll(np.arange(blocks, dtype=np.int32), -1)
+        self._before = np.roll(np.arange(blocks, dtype=np.int32), 1)
+        self._refs = np.zeros(blocks, np.int32)
+        self._key = np.full(blocks, -1, np.int32)
+        self._twin = np.full(blocks, -1, np.int32)
+        self._counts = np.array([self.usable, 0], np.int64)
+        self.first: Int32s = np.full(1024, -1, np.int32)
+        """The block that a hit on an id finds, or -1; grows with the ids."""
+        self.history: npt.NDArray[np.int8] = np.zeros(1024, np.int8)
+        """What became of each id: `NEVER`, `STORED`, `BEFORE_RESET` or `UNFINISHED`."""
+        self._table = np.zeros((64, 256), np.int32)
+        self._ids = np.zeros((64, 256), np.int32)
+        self.tokens = np.zeros(64, np.int64)
+        self.held = np.zeros(64, np.int32)
+        self._labelled = np.zeros(64, np.int32)
+        self._free_slots = list(range(63, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds, cached ones included."""
+        return int(self._counts[0])
+
+    @property
+    def evicted(self) -> int:
+        """Cached blocks that gave way so far."""
+        return int(self._counts[1])
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def know(self, count: int) -> None:
+        """Makes room for block ids below `count`."""
+        if count > len(self.first):
+            more = max(count, 2 * len(self.first)) - len(self.first)
+            self.first = np.concatenate([self.first, np.full(more, -1, np.int32)])
+            self.history = np.concatenate([self.history, np.zeros(more, np.int8)])
+
+    def open(self, ids: Int32s, blocks: int) -> int:
+        """A slot for a request.
+
+        Args:
+            ids: ids of the full blocks of its prompt and output.
+            blocks: most blocks that it will hold, at least `len(ids)`.
+        """
+        if not self._free_slots:
+            self._more_slots()
+        if blocks > self._table.shape[1]:
+            width = max(blocks, 2 * self._table.shape[1]) - self._table.shape[1]
+            self._table = np.pad(self._table, ((0, 0), (0, width)))
+            self._ids = np.pad(self._ids, ((0, 0), (0, width)))
+        slot = self._free_slots.pop()
+        self._ids[slot, : len(ids)] = ids
+        self.tokens[slot] = self.held[slot] = self._labelled[slot] = 0
+        return slot
+
+    def _more_slots(self) -> None:
+        count = len(self.tokens)
+        self._table = np.pad(self._table, ((0, count), (0, 0)))
+        self._ids = np.pad(self._ids, ((0, count), (0, 0)))
+        self.tokens = np.pad(self.tokens, (0, count))
+        self.held = np.pad(self.held, (0, count))
+        self._labelled = np.pad(self._labelled, (0, count))
+        self._free_slots.extend(range(2 * count - 1, count - 1, -1))
+
+    def ids(self, slot: int) -> Int32s:
+        """The row of block ids of a slot (as long as the widest request; only the request's own count)."""
+        return self._ids[slot]
+
+    def table(self, slot: int) -> Int32s:
+        """The physical blocks that a slot holds, in order."""
+        return self._table[slot, : self.held[slot]]
+
+    def match(self, slot: int, limit: int) -> tuple[int, int]:
+        """The longest resident prefix of at most `limit` blocks.
+
+        Returns:
+            Its blocks, and how many of them are free: taking those uses up free blocks too.
+        """
+        if not self.caching:
+            return 0, 0
+        hit, idle = _match(self.first, self._refs, self._ids[slot], limit)
+        return int(hit), int(idle)
+
+    def hold(self, slot: int, hits: int) -> None:
+        """Takes the first `hits` blocks, which `match` found, out of the free queue."""
+        _hold(self.first, self._refs, self._after, self._before, self._counts, self._ids[slot], self._table[slot], hits)
+        self.held[slot] = self._labelled[slot] = hits
+        self.tokens[slot] = hits * self.block_tokens
+
+    def extend(self, slot: int, tokens: int, label: bool = True) -> None:
+        """Allocates until the slot holds `tokens` tokens, evicting what was freed longest ago.
+
+        The caller has checked that enough blocks are free. Blocks get their ids as soon as their tokens
+        are scheduled, as in vLLM, unless `label` is false (their KV is still on its way).
+        """
+        blocks = self.blocks_for(tokens)
+        if blocks > self.held[slot]:
+            self._take(slot, blocks)
+        self.tokens[slot] = tokens
+        if label:
+            self.label(slot)
+
+    def _take(self, slot: int, blocks: int) -> None:
+        _take(
+            self._after, self._before, self._refs, self._key, self._twin, self.first, self._counts,
+            self._table[slot], self.held[slot], blocks,
+        )  # fmt: skip
+        self.held[slot] = blocks
+
+    def label(self, slot: int) -> None:
+        """Gives every full block of the slot its id: from now on it can be hit."""
+        full = self.tokens[slot] // self.block_tokens
+        if self.caching and full > self._labelled[slot]:
+            _label(
+                self._key, self._twin, self.first, self.history, self._ids[slot], self._table[slot],
+                self._labelled[slot], full,
+            )  # fmt: skip
+            self._labelled[slot] = full
+
+    def remember(self, slot: int, tokens: int) -> None:
+        """Notes that something below the GPU stores the first `tokens` tokens, where the GPU caches nothing."""
+        if not self.caching:
+            self.history[self._ids[slot, : tokens // self.block_tokens]] = STORED
+
+    def needed(self, slots: Int32s, steps: int) -> int:
+        """Blocks that decoding `steps` tokens in each of `slots` allocates."""
+        return int(_needed(slots, self.tokens, self.held, self.block_tokens, steps))
+
+    def decode(self, slots: Int32s, steps: int) -> None:
+        """Decodes `steps` tokens in each of `slots`; the caller has checked `needed`."""
+        _decode(
+            self._after, self._before, self._refs, self._key, self._twin, self.first, self.history, self._counts,
+            self._ids, self._table, self.tokens, self.held, self._labelled, slots, steps, self.block_tokens, self.caching,
+        )  # fmt: skip
+
+    def release(self, slot: int) -> None:
+        """Frees all blocks of a slot, the last one first; the slot stays open."""
+        _release(self._refs, self._after, self._before, self._counts, self._table[slot], self.held[slot])
+        self.held[slot] = self._labelled[slot] = self.tokens[slot] = 0
+
+    def close(self, slot: int) -> None:
+        """Frees all blocks of a slot and the slot itself."""
+        self.release(slot)
+        self._free_slots.append(slot)
+
+    def forget(self, slots: Iterable[int] = ()) -> None:
+        """Empties the cache after closing `slots`: no id is resident, and what was stored is remembered as such."""
+        for slot in slots:
+            self.close(slot)
+        self._key[:] = self._twin[:] = self.first[:] = -1
+        self.history[self.history == STORED] = BEFORE_RESET
+
+
+@numba.njit(cache=True)
+def _match(first, refs, ids, limit):  # type: ignore[no-untyped-def]  # pragma: no cover
+    hit = idle = 0
+    while hit < limit:
+        block = first[ids[hit]]
+        if block < 0:
+            break
+        idle += refs[block] == 0
+        hit += 1
+    return hit, idle
+
+
+@numba.njit(cache=True)
+def _hold(first, refs, after, before, counts, ids, table, hits):  # type: ignore[no-untyped-def]  # pragma: no cover
+    for index in range(hits):
+        block = first[ids[index]]
+        if refs[block] == 0:
+            unlink(after, before, block)
+            counts[0] -= 1
+        refs[block] += 1
+        table[index] = block
+
+
+@numba.njit(cache=True)
+def _take(after, before, refs, key, twin, first, counts, table, begin, end):  # type: ignore[no-untyped-def]  # pragma: no cover
+    for index in range(begin, end):
+        block = after[0]
+        unlink(after, before, block)
+        _unlabel(key, twin, first, counts, block)
+        refs[block] = 1
+        table[index] = block
+    counts[0] -= end - begin
+
+
+@numba.njit(cache=True)
+def _unlabel(key, twin, first, counts, block):  # type: ignore[no-untyped-def]  # pragma: no cover
+    name = key[block]
+    if name < 0:
+        return
+    if first[name] == block:
+        first[name] = twin[block]
+    else:
+        other = first[name]
+        while twin[other] != block:
+            other = twin[other]
+        twin[other] = twin[block]
+    key[block] = twin[block] = -1
+    counts[1] += 1
+
+
+@numba.njit(cache=True)
+def _label(key, twin, first, history, ids, table, begin, end):  # type: ignore[no-untyped-def]  # pragma: no cover
+    for index in range(begin, end):
+        name, block = ids[index], table[index]
+        key[block] = name
+        history[name] = STORED
+        if first[name] < 0:
+            first[name] = block
+            continue
+        last = first[name]
+        while twin[last] >= 0:
+            last = twin[last]
+        twin[last] = block
+
+
+@numba.njit(cache=True)
+def _release(refs, after, before, counts, table, held):  # type: ignore[no-untyped-def]  # pragma: no cover
+    for index in range(held - 1, -1, -1):
+        block = table[index]
+        refs[block] -= 1
+        if refs[block] == 0:
+            append(after, before, block)
+            counts[0] += 1
+
+
+@numba.njit(cache=True)
+def _needed(slots, tokens, held, size, steps):  # type: ignore[no-untyped-def]  # pragma: no cover
+    total = 0
+    for slot in slots:
+        total += max(0, (tokens[slot] + steps + size - 1) // size - held[slot])
+    return total
+
+
+@numba.njit(cache=True)
+def _decode(  # type: ignore[no-untyped-def]  # pragma: no cover
+    after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, slots, steps, size, caching
+):
+    for slot in slots:
+        tokens[slot] += steps
+        blocks = (tokens[slot] + size - 1) // size
+        if blocks > held[slot]:
+            _take(after, before, refs, key, twin, first, counts, table[slot], held[slot], blocks)
+            held[slot] = blocks
+        full = tokens[slot] // size
+        if caching and full > labelled[slot]:
+            _label(key, twin, first, history, ids[slot], table[slot], labelled[slot], full)
+            labelled[slot] = full

@@ -1,0 +1,374 @@
+"""Continuous batching with chunked prefill, as a state machine that knows the time of every step.
+
+Follows vLLM v1 (``vllm/v1/core/sched/scheduler.py``): each step gives a token to every decoding
+request, then prefill chunks to running requests, then admits waiting ones in order of arrival while
+tokens of the step's budget are left. A waiting request is admitted when its whole prompt fits the free
+blocks (``scheduler_reserve_full_isl``, on by default), although only its chunk is allocated. Where
+blocks run out, the request that was admitted last is preempted: it loses its blocks and returns to the
+head of the queue.
+
+Steps in which nothing can change (only decoding, up to the next finished request or shortage of
+blocks) are taken together: a *stretch*. `cut` shortens one when a request arrives in its midst.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay.engine.cost import CostModel
+from replay.engine.job import Job
+from replay.engine.losses import attribute
+from replay.engine.lru import Int32s
+from replay.engine.pool import UNFINISHED, BlockPool
+from replay.engine.tiers import Hit, TierStack
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Steps under way: their common start, how many, and the time of ``n`` steps as a polynomial."""
+
+    start: float
+    end: float
+    steps: int = 1
+    base: float = 0.0
+    """Seconds of the first step."""
+    slope: float = 0.0
+    """Seconds that each step adds to the one before."""
+
+    def after(self, steps: int) -> float:
+        """When so many steps have ended."""
+        return self.start + steps * self.base + self.slope * (steps * (steps - 1) / 2)
+
+
+class Scheduler:
+    """Decides what each step of one engine instance does."""
+
+    def __init__(self, pool: BlockPool, cost: CostModel, tiers: TierStack | None, max_batched_tokens: int, max_seqs: int):
+        """Args:
+            pool: the GPU tier.
+            cost: times of steps and links.
+            tiers: the tiers below, or none.
+            max_batched_tokens: most tokens of one step.
+            max_seqs: most requests that run at once.
+        """
+        self.pool = pool
+        self.cost = cost
+        self.tiers = tiers
+        self.max_batched_tokens = max_batched_tokens
+        self.max_seqs = max_seqs
+        self.waiting: deque[Job] = deque()
+        self.loading: list[Job] = []
+        """Admitted to load KV; they hold blocks and return to the head of the queue."""
+        self.running: list[Job] = []
+        """In order of admission: decoding ones and those whose prefill goes on."""
+        self._prefill: list[Job] = []
+        self._slots: Int32s = np.empty(0, np.int32)
+        self._decoding: list[Job] = []
+        self._releases: deque[tuple[float, Job]] = deque()
+        self._now: Stretch | None = None
+        self.steps = 0
+        """Engine steps taken."""
+
+    def begin(self, now: float) -> float | None:
+        """Starts the next steps; returns when they end, or None if nothing can run at `now`.
+
+        After None, call again at `wake` or when a request arrives.
+        """
+        self._release_due(now)
+        self._drop_if_stuck(now)
+        context = int(self.pool.tokens[self._slots].sum())
+        preempted = self._decode_one()
+        if preempted:
+            context = int(self.pool.tokens[self._slots].sum()) - len(self._slots)
+        batch = len(self._slots)
+        budget = self.max_batched_tokens - batch
+        work: list[tuple[Job, int, int]] = []
+        for job in list(self._prefill):
+            budget -= self._continue(job, budget, work)
+        ready = now
+        if not preempted:
+            ready = self._admit(work, budget, now)
+        elif not self.running:
+            return self.begin(now)
+        if not work:
+            return self._stretch(now, batch, context) if batch else None
+        compute = self.cost.step_seconds([(new, cached) for _, new, cached in work], batch, context)
+        end = self._store(work, ready + compute)
+        self._now = Stretch(now, end)
+        return end
+
+    def wake(self, now: float) -> float | None:
+        """When, after `now`, the next load or store ends that something waits for."""
+        times = [job.busy_until for job in self.loading] + [time for time, _ in self._releases]
+        return min((time for time in times if time > now), default=None)
+
+    def cut(self, now: float) -> float:
+        """Ends the steps under way at the first step boundary from `now` on; returns that time."""
+        stretch = self._under_way()
+        low, high = 1, stretch.steps
+        while low < high:
+            middle = (low + high) // 2
+            if stretch.after(middle) >= now:
+                high = middle
+            else:
+                low = middle + 1
+        if low < stretch.steps:
+            stretch.steps, stretch.end = low, stretch.after(low)
+        return stretch.end
+
+    def finish(self) -> list[Job]:
+        """Ends the steps under way; returns the requests that have ended, in order of admission."""
+        stretch = self._under_way()
+        self._now = None
+        self.steps += stretch.steps
+        if stretch.steps > 1:
+            self.pool.decode(self._slots, stretch.steps - 1)
+        done: list[Job] = []
+        changed = self._end_prefill(stretch.end)
+        for job in self._decoding:
+            if self.pool.tokens[job.slot] >= job.goal:
+                self._end(job, stretch.end)
+                done.append(job)
+        if done:
+            ended = set(map(id, done))
+            self.running = [job for job in self.running if id(job) not in ended]
+        if done or changed:
+            self._list_decoding()
+        return done
+
+    def drop_all(self) -> list[Job]:
+        """Takes every request out, as a restart does; returns them in no useful order."""
+        jobs = [*self.waiting, *self.loading, *self.running]
+        for job in jobs:
+            self._let_go(job)
+        for _, job in self._releases:
+            self.pool.close(job.slot)
+        self.waiting.clear()
+        self._releases.clear()
+        self.loading, self.running, self._prefill, self._now = [], [], [], None
+        self._list_decoding()
+        return jobs
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    def _decode_one(self) -> bool:
+        """Gives every decoding request room for one token; preempts where blocks are short."""
+        preempted = False
+        while self.pool.needed(self._slots, 1) > self.pool.free:
+            self._preempt(self.running[-1])
+            preempted = True
+        self.pool.decode(self._slots, 1)
+        return preempted
+
+    def _continue(self, job: Job, budget: int, work: list[tuple[Job, int, int]]) -> int:
+        """Gives a running request its next prefill chunk; returns its tokens.
+
+        Only the request admitted last can still be in prefill, so where blocks are short it preempts itself.
+        """
+        cached = int(self.pool.tokens[job.slot])
+        new = min(job.total - cached, budget)
+        if new <= 0:
+            return 0
+        if self.pool.blocks_for(cached + new) - int(self.pool.held[job.slot]) > self.pool.free:
+            self._preempt(job)
+            return 0
+        self.pool.extend(job.slot, cached + new)
+        work.append((job, new, cached))
+        return new
+
+    def _admit(self, work: list[tuple[Job, int, int]], budget: int, now: float) -> float:
+        """Admits waiting requests; returns when loads that the step waits for have ended."""
+        ready = now
+        while budget > 0 and len(self.running) < self.max_seqs:
+            job = next((job for job in self.loading if job.busy_until <= now), None)
+            if job is not None:
+                if not self._resume(job):
+                    break
+            elif self.waiting:
+                job = self.waiting[0]
+                admitted = self._look_up(job, now, ready)
+                if admitted is None:
+                    break
+                self.waiting.popleft()
+                if not self._blocking(job.hit):
+                    self.loading.append(job)
+                    continue
+                ready = max(ready, admitted)
+            else:
+                break
+            cached = int(self.pool.tokens[job.slot])
+            new = min(job.total - cached, budget)
+            self.pool.extend(job.slot, cached + new)
+            self.running.append(job)
+            self._prefill.append(job)
+            work.append((job, new, cached))
+            budget -= new
+        return ready
+
+    def _look_up(self, job: Job, now: float, ready: float) -> float | None:
+        """Finds what the tiers hold of a waiting request and allocates it; None: it does not fit yet.
+
+        Returns:
+            When its KV from lower tiers is loaded; `ready` if there is none.
+        """
+        pool = self.pool
+        if job.slot < 0:
+            job.slot = pool.open(job.blocks, pool.blocks_for(job.goal))
+        hits, idle = pool.match(job.slot, (job.total - 1) // pool.block_tokens)
+        gpu = hits * pool.block_tokens
+        if pool.blocks_for(job.total) - hits + idle > pool.free:
+            return None
+        pool.hold(job.slot, hits)
+        job.hit = hit = self.tiers.lookup(job.chunks[: self._full_chunks(job.total)], gpu, now) if self.tiers else Hit()
+        external = max(0, min(hit.chunks * self._chunk_tokens, job.total - 1) - gpu) if hit.parts else 0
+        if not external:
+            hit.parts.clear()
+        if job.served is None:
+            attribute(job, gpu, external, self.pool, self.tiers, now)
+        job.stored = max(job.stored, hit.chunks)
+        if not external or not self.tiers:
+            return ready
+        blocking = self._blocking(hit)
+        pool.extend(job.slot, gpu + external, label=blocking)
+        self.tiers.pin(job.chunks, hit, 1)
+        start = ready if blocking else now
+        job.busy_until = self.tiers.load(job.chunks, hit, start)
+        job.load_s += job.busy_until - start
+        if blocking:
+            self.tiers.pin(job.chunks, hit, -1)
+        return job.busy_until
+
+    def _resume(self, job: Job) -> bool:
+        """Lets a request whose load has ended run, if the rest of its prompt fits."""
+        pool = self.pool
+        if pool.blocks_for(job.total) - int(pool.held[job.slot]) > pool.free:
+            return False
+        self.loading.remove(job)
+        if self.tiers:
+            self.tiers.pin(job.chunks, job.hit, -1)
+        pool.label(job.slot)
+        return True
+
+    def _store(self, work: list[tuple[Job, int, int]], end: float) -> float:
+        """Writes the chunks that a step completed through to lower tiers; returns when the step ends."""
+        if not self.tiers:
+            return end
+        held_up = end
+        for job, new, cached in work:
+            chunks = min(self._full_chunks(cached + new), len(job.chunks))
+            if chunks > job.stored:
+                held_up, complete = self.tiers.store(job.chunks, job.stored, chunks, held_up)
+                job.stored = chunks
+                self.pool.remember(job.slot, chunks * self._chunk_tokens)
+                job.busy_until = max(job.busy_until, complete)
+        return held_up
+
+    def _stretch(self, now: float, batch: int, context: int) -> float:
+        """Decodes until a request ends, blocks run short or a load or store ends."""
+        base = self.cost.decode_base(batch) + self.cost.decode_context_s * context
+        goals = np.array([job.goal for job in self._decoding], np.int64)
+        steps = 1 + int((goals - self.pool.tokens[self._slots]).min())
+        free = self.pool.free
+        if self.pool.needed(self._slots, steps - 1) > free:
+            low, high = 0, steps - 1
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if self.pool.needed(self._slots, middle) <= free else (low, middle - 1)
+            steps = 1 + low
+        self._now = stretch = Stretch(now, now, steps, base, self.cost.decode_context_s * batch)
+        stretch.end = stretch.after(steps)
+        wake = self.wake(now)
+        return stretch.end if wake is None else self.cut(wake)
+
+    # -- ends ----------------------------------------------------------------------------------------
+
+    def _end_prefill(self, now: float) -> bool:
+        """Moves requests whose prefill is complete to decoding: their next token has been generated."""
+        complete = [job for job in self._prefill if self.pool.tokens[job.slot] >= job.total]
+        for job in complete:
+            self._prefill.remove(job)
+            if job.first_token is None:
+                job.first_token = now
+        if complete:
+            self._list_decoding()
+        return bool(complete)
+
+    def _end(self, job: Job, now: float) -> None:
+        job.last_token = now
+        pool = self.pool
+        whole = (job.goal + 1) % pool.block_tokens == 0 and len(job.blocks) > job.goal // pool.block_tokens
+        if whole and pool.caching and not pool.history[job.blocks[-1]]:
+            pool.history[job.blocks[-1]] = UNFINISHED
+        stored = now
+        if self.tiers and self.tiers.stores_output:
+            chunks = min(self._full_chunks(job.goal), len(job.chunks))
+            stored = job.busy_until
+            if chunks > job.stored:
+                stored = max(stored, self.tiers.store(job.chunks, job.stored, chunks, now)[1])
+        if stored > now:
+            self._releases.append((stored, job))
+        else:
+            pool.close(job.slot)
+
+    def _release_due(self, now: float) -> None:
+        while self._releases and self._releases[0][0] <= now:
+            self.pool.close(self._releases.popleft()[1].slot)
+
+    def _preempt(self, job: Job) -> None:
+        """Takes the blocks of a running request; it starts again from the head of the queue."""
+        self.running.remove(job)
+        if job in self._prefill:
+            self._prefill.remove(job)
+        else:
+            job.generated = int(self.pool.tokens[job.slot]) - job.prompt + 1
+            self._list_decoding()
+        self.pool.release(job.slot)
+        job.preemptions += 1
+        self.waiting.appendleft(job)
+
+    def _drop_if_stuck(self, now: float) -> None:
+        """Requests that have loaded KV may hold the blocks that the first of them needs: the last gives way."""
+        if self.running or self._releases or any(job.busy_until > now for job in self.loading):
+            return
+        pool = self.pool
+        while len(self.loading) > 1:
+            first = self.loading[0]
+            if pool.blocks_for(first.total) - int(pool.held[first.slot]) <= pool.free:
+                return
+            job = self.loading.pop()
+            self._let_go(job)
+            job.preemptions += 1
+            self.waiting.appendleft(job)
+
+    def _let_go(self, job: Job) -> None:
+        """Frees what a request holds."""
+        if job in self.loading and self.tiers:
+            self.tiers.pin(job.chunks, job.hit, -1)
+        if job.slot >= 0:
+            self.pool.close(job.slot)
+            job.slot = -1
+
+    # -- small things --------------------------------------------------------------------------------
+
+    def _list_decoding(self) -> None:
+        prefill = set(map(id, self._prefill))
+        self._decoding = [job for job in self.running if id(job) not in prefill]
+        self._slots = np.array([job.slot for job in self._decoding], np.int32)
+
+    def _under_way(self) -> Stretch:
+        if self._now is None:
+            raise RuntimeError("no step is under way")
+        return self._now
+
+    @property
+    def _chunk_tokens(self) -> int:
+        return self.tiers.chunk_tokens if self.tiers else 1
+
+    def _full_chunks(self, tokens: int) -> int:
+        return tokens // self._chunk_tokens
+
+    def _blocking(self, hit: Hit) -> bool:
+        return all(tier.link.blocking_load for tier, _, _ in hit.parts)

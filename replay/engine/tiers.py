@@ -1,0 +1,362 @@
+"""Cache tiers below GPU memory: chunks of the same key space, on links that take time.
+
+What is modelled, per connector:
+
+- ``lmcache`` (LMCache in the engine's process, ``lmcache/v1/storage_backend``): a lookup walks from the
+  first chunk, the CPU tier as far as its longest prefix goes, then disk, then remote; every full chunk
+  of a prompt that was computed is written through to all tiers; what a lower tier serves is written
+  back to the CPU tier; a chunk stays in the CPU tier, its staging buffer, until the disk has it, and a
+  step that finds no room there waits; chunks found are touched last chunk first; chunks of the output
+  are not stored (``save_decode_cache`` is off by default).
+- ``offload`` (vLLM's ``OffloadingConnector``): a lookup starts where the GPU's hit ends; every full block
+  is stored, also of the output, and a request's GPU blocks stay held until its stores have ended.
+
+A chunk is visible once its store has ended. A store never evicts a chunk that is still on its way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from replay.backends.preset import LowerTier
+from replay.engine.lru import Int32s, append, unlink
+from replay.engine.profiles import Link
+
+ABSENT, PRESENT = 0, 1
+KEPT, DROPPED = 1, 2
+
+
+class ChunkCache:
+    """One tier: which chunks it holds, in order of eviction, and never more than fit.
+
+    Entry ``id + 1`` of each array belongs to chunk `id`; entry 0 is the list's sentinel.
+    """
+
+    def __init__(self, name: str, capacity: int, policy: str = "lru"):
+        """Args:
+            name: ``cpu``, ``disk`` or ``remote``.
+            capacity: chunks that fit.
+            policy: ``lru``, or ``fifo``, which a hit does not move.
+        """
+        self.name = name
+        self.capacity = capacity
+        self.policy = policy
+        self.counts = np.zeros(3, np.int64)
+        """Chunks held, evicted so far, dropped so far because nothing could give way."""
+        self._after = np.zeros(1, np.int32)
+        self._before = np.zeros(1, np.int32)
+        self._state = np.zeros(1, np.int8)
+        self._fate = np.zeros(1, np.int8)
+        self._pins = np.zeros(1, np.int16)
+        self._ready = np.zeros(1)
+        self._busy = np.zeros(1)
+
+    @property
+    def used(self) -> int:
+        """Chunks held, those on their way included."""
+        return int(self.counts[0])
+
+    def know(self, count: int) -> None:
+        """Makes room for chunk ids below `count`."""
+        size = len(self._state)
+        if count + 1 > size:
+            more = max(count + 1, 2 * size) - size
+            for name in ("_after", "_before", "_state", "_fate", "_pins", "_ready", "_busy"):
+                setattr(self, name, np.pad(getattr(self, name), (0, more)))
+
+    def prefix(self, ids: Int32s, start: int, now: float) -> int:
+        """Where the run of visible chunks that begins at index `start` ends."""
+        return int(_prefix(self._state, self._ready, ids, start, now))
+
+    def touch(self, ids: Int32s, start: int, end: int) -> None:
+        """Makes ``ids[start:end]`` the newest, the first of them newer than the last (LRU only)."""
+        if self.policy == "lru":
+            _touch(self._after, self._before, self._state, ids, start, end)
+
+    def missing(self, ids: Int32s, start: int, end: int) -> int:
+        """How many of ``ids[start:end]`` are not held."""
+        return int(_missing(self._state, ids, start, end))
+
+    def insert(
+        self, ids: Int32s, start: int, end: int, now: float, ready: float, each: float = 0.0
+    ) -> float:
+        """Stores those of ``ids[start:end]`` that are not held, evicting what is due.
+
+        What finds no room is dropped: entries that are pinned, still on their way or stored by this very call
+        do not give way.
+
+        Args:
+            now: time of the call; entries whose store or staging ends later are still on their way.
+            ready: when the first stored chunk is visible.
+            each: seconds between one and the next.
+
+        Returns:
+            When the last one is visible.
+        """
+        return float(
+            _insert(
+                self._after, self._before, self._state, self._fate, self._pins, self._ready, self._busy, self.counts,
+                ids, start, end, now, ready, each, self.capacity,
+            )
+        )  # fmt: skip
+
+    def keep_until(self, ids: Int32s, start: int, end: int, lower: ChunkCache) -> None:
+        """Keeps chunks from eviction until `lower` has them (they are its staging buffer)."""
+        _keep_until(self._state, self._busy, ids, start, end, lower._state, lower._ready)
+
+    def room_at(self, count: int, now: float) -> float:
+        """The earliest time from `now` on at which `count` more chunks fit, evicting what may be evicted."""
+        held = self._state == PRESENT
+        fixed = int((held & (self._pins > 0)).sum())
+        waits = np.sort(self._busy[held & (self._pins == 0) & (self._busy > now)])
+        short = min(count, self.capacity) - (self.capacity - fixed - len(waits))
+        return now if short <= 0 or not len(waits) else float(waits[min(short, len(waits)) - 1])
+
+    def pin(self, ids: Int32s, start: int, end: int, by: int) -> None:
+        """Protects chunks from eviction (`by` = 1), or ends that (`by` = -1)."""
+        self._pins[ids[start:end] + 1] += by
+
+    def visible(self, ids: Int32s, now: float) -> npt.NDArray[np.bool_]:
+        """Which chunks can be served at `now`."""
+        return np.asarray((self._state[ids + 1] == PRESENT) & (self._ready[ids + 1] <= now))
+
+    def delayed(self, ids: Int32s, now: float) -> npt.NDArray[np.bool_]:
+        """Which chunks had their last store dropped, or not finished at `now`."""
+        entries = ids + 1
+        return np.asarray((self._fate[entries] == DROPPED) | ((self._state[entries] == PRESENT) & (self._ready[entries] > now)))
+
+    def clear(self) -> None:
+        """Empties the tier."""
+        self._state[:] = ABSENT
+        self._pins[:] = 0
+        self._after[0] = self._before[0] = 0
+        self.counts[0] = 0
+
+
+@numba.njit(cache=True)
+def _prefix(state, ready, ids, start, now):  # type: ignore[no-untyped-def]  # pragma: no cover
+    end = start
+    while end < len(ids) and state[ids[end] + 1] == PRESENT and ready[ids[end] + 1] <= now:
+        end += 1
+    return end
+
+
+@numba.njit(cache=True)
+def _touch(after, before, state, ids, start, end):  # type: ignore[no-untyped-def]  # pragma: no cover
+    for index in range(end - 1, start - 1, -1):
+        entry = ids[index] + 1
+        if state[entry] == PRESENT:
+            unlink(after, before, entry)
+            append(after, before, entry)
+
+
+@numba.njit(cache=True)
+def _missing(state, ids, start, end):  # type: ignore[no-untyped-def]  # pragma: no cover
+    count = 0
+    for index in range(start, end):
+        count += state[ids[index] + 1] == ABSENT
+    return count
+
+
+@numba.njit(cache=True)
+def _insert(  # type: ignore[no-untyped-def]  # pragma: no cover
+    after, before, state, fate, pins, ready, busy, counts, ids, start, end, now, first, each, capacity
+):
+    time = first
+    candidate = after[0]
+    own = -1
+    for index in range(start, end):
+        entry = ids[index] + 1
+        if state[entry] == PRESENT:
+            continue
+        if counts[0] >= capacity:
+            while candidate > 0 and candidate != own and (pins[candidate] > 0 or busy[candidate] > now):
+                candidate = after[candidate]
+            if candidate == 0 or candidate == own:
+                counts[2] += 1
+                fate[entry] = DROPPED
+                continue
+            victim, candidate = candidate, after[candidate]
+            unlink(after, before, victim)
+            state[victim] = ABSENT
+            counts[0] -= 1
+            counts[1] += 1
+        append(after, before, entry)
+        if own < 0:
+            own = entry
+        state[entry], fate[entry] = PRESENT, KEPT
+        ready[entry] = busy[entry] = time
+        counts[0] += 1
+        time += each
+    return time - each if time > first else first
+
+
+@numba.njit(cache=True)
+def _keep_until(state, busy, ids, start, end, lower_state, lower_ready):  # type: ignore[no-untyped-def]  # pragma: no cover
+    for index in range(start, end):
+        entry = ids[index] + 1
+        if state[entry] == PRESENT and lower_state[entry] == PRESENT:
+            busy[entry] = max(busy[entry], lower_ready[entry])
+
+
+@dataclass(slots=True)
+class Hit:
+    """What lower tiers hold of a prompt beyond the GPU's hit."""
+
+    parts: list[tuple[Tier, int, int]] = field(default_factory=list)
+    """Tier, first chunk and end of each part to load."""
+    chunks: int = 0
+    """Where the prefix that the tiers hold ends, in chunks of the prompt; stores begin there."""
+
+
+@dataclass(slots=True)
+class Tier:
+    """A tier's contents and its link; loads queue on the link, and so do stores."""
+
+    cache: ChunkCache
+    link: Link
+    load_free: float = 0.0
+    store_free: float = 0.0
+    loads: int = 0
+    """Chunks loaded so far."""
+    load_s: float = 0.0
+    """Seconds of loading so far."""
+
+    @property
+    def name(self) -> str:
+        """``cpu``, ``disk`` or ``remote``."""
+        return self.cache.name
+
+
+class TierStack:
+    """The lower tiers of one engine, fastest first."""
+
+    def __init__(
+        self, tiers: list[tuple[str, LowerTier]], links: dict[str, Link], connector: str, chunk_tokens: int, token_bytes: float
+    ):
+        """Args:
+            tiers: names and sizes.
+            links: the link of each.
+            connector: ``lmcache`` or ``offload``; decides how lookups and stores work.
+            chunk_tokens: tokens of one entry.
+            token_bytes: KV bytes of one token.
+        """
+        self.chunk_tokens = chunk_tokens
+        self.chunk_bytes = chunk_tokens * token_bytes
+        self.from_start = connector == "lmcache"
+        """A lookup walks from the first chunk, whatever the GPU holds."""
+        self.stores_output = connector == "offload"
+        """Chunks of the output are stored too, and GPU blocks are held until that has ended."""
+        self.tiers = [
+            Tier(ChunkCache(name, int(tier.gib * 2**30 // self.chunk_bytes), tier.policy), links[name])
+            for name, tier in tiers
+        ]
+
+    def know(self, count: int) -> None:
+        """Makes room for chunk ids below `count`."""
+        for tier in self.tiers:
+            tier.cache.know(count)
+
+    def lookup(self, ids: Int32s, gpu_tokens: int, now: float) -> Hit:
+        """What the tiers can add to a GPU hit of `gpu_tokens` tokens.
+
+        Args:
+            ids: ids of the prompt's full chunks.
+            gpu_tokens: tokens of the prompt that the GPU holds.
+            now: chunks stored until then count.
+        """
+        begin = gpu_tokens // self.chunk_tokens
+        place = 0 if self.from_start else begin
+        hit = Hit()
+        for tier in self.tiers:
+            end = tier.cache.prefix(ids, place, now)
+            if max(place, begin) < end:
+                hit.parts.append((tier, max(place, begin), end))
+            if self.from_start:
+                tier.cache.touch(ids, place, end)
+            else:
+                tier.cache.touch(ids, 0, len(ids))
+            place = end
+        if self.from_start or hit.parts:
+            hit.chunks = place
+        return hit
+
+    def load(self, ids: Int32s, hit: Hit, now: float) -> float:
+        """Starts loading a hit; returns when its KV is in GPU memory.
+
+        Tiers are read one after the other; each load waits for those before it on the same link. What comes
+        from below the CPU tier is written back to it.
+        """
+        for tier, begin, end in hit.parts:
+            start = max(now, tier.load_free)
+            done = start + tier.link.load_seconds((end - begin) * self.chunk_bytes, end - begin)
+            tier.load_free = done
+            tier.loads += end - begin
+            tier.load_s += done - start
+            top = self.tiers[0]
+            if tier is not top and top.name == "cpu":
+                room = top.cache.room_at(end - begin, now)
+                done = max(done, room)
+                top.cache.insert(ids, begin, end, room, done)
+            now = done
+        return now
+
+    def pin(self, ids: Int32s, hit: Hit, by: int) -> None:
+        """Protects the chunks of a hit while they are loaded (`by` = 1), or ends that (-1)."""
+        for tier, begin, end in hit.parts:
+            tier.cache.pin(ids, begin, end, by)
+
+    def store(self, ids: Int32s, begin: int, end: int, now: float) -> tuple[float, float]:
+        """Writes chunks through to every tier that lacks them.
+
+        Returns:
+            Until when the engine's step waits, and when the last tier has them all.
+        """
+        held_up = complete = now
+        handed = now
+        for depth, tier in enumerate(self.tiers):
+            count = tier.cache.missing(ids, begin, end)
+            if not count:
+                continue
+            if depth == 0 and len(self.tiers) > 1:
+                room = tier.cache.room_at(count, handed)
+                held_up, handed = max(held_up, room), max(handed, room)
+            seconds = tier.link.store_seconds(count * self.chunk_bytes, count)
+            done = (handed if tier.link.blocking_store else max(handed, tier.store_free)) + seconds
+            if tier.link.blocking_store:
+                held_up = handed = done
+            else:
+                tier.store_free = done
+            complete = max(complete, self._write(tier, ids, begin, end, count, handed, done))
+        top = self.tiers[0].cache
+        for tier in self.tiers[1:]:
+            top.keep_until(ids, begin, end, tier.cache)
+        return held_up, max(complete, held_up)
+
+    def _write(self, tier: Tier, ids: Int32s, begin: int, end: int, count: int, now: float, done: float) -> float:
+        """Puts chunks into one tier, visible at `done` or as its drain takes them."""
+        if tier.link.drain_gbps is None:
+            return tier.cache.insert(ids, begin, end, now, done)
+        each = self.chunk_bytes / (tier.link.drain_gbps * 1e9)
+        start = max(done, tier.store_free)
+        tier.store_free = start + count * each
+        return tier.cache.insert(ids, begin, end, now, start + each, each)
+
+    def clear(self, *names: str) -> None:
+        """Empties the named tiers, or all."""
+        for tier in self.tiers:
+            if not names or tier.name in names:
+                tier.cache.clear()
+
+    def on_the_way(self, ids: Int32s, now: float) -> npt.NDArray[np.bool_]:
+        """Which chunks no tier can serve at `now` because a store was dropped or has not ended."""
+        served = np.zeros(len(ids), np.bool_)
+        delayed = np.zeros(len(ids), np.bool_)
+        for tier in self.tiers:
+            served |= tier.cache.visible(ids, now)
+            delayed |= tier.cache.delayed(ids, now)
+        return delayed & ~served
