@@ -88,6 +88,17 @@ def _trace(path: str) -> Any:
 )
 @click.option("--seed", type=int, default=0, help="Seed of token content.")
 @click.option("--name", help="Name of the run [default: the backend's].")
+@click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the server's API key.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["salt", "reset", "none"]),
+    default="salt",
+    show_default=True,
+    help="How a server's cache is kept apart from earlier runs.",
+)
+@click.option("--dummy-weights", is_flag=True, help="Launch with random weights: same timing and caching, no download.")
+@click.option("--max-model-len", type=int, help="Launch with this longest prompt plus output.")
+@click.option("--logs", default="replay-logs", show_default=True, help="Folder for the logs of launched engines.")
 @_db
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def run(
@@ -99,6 +110,11 @@ def run(
     overrides: tuple[str, ...],
     db: str,
     name: str | None,
+    api_key_env: str | None,
+    isolation: str,
+    dummy_weights: bool,
+    max_model_len: int | None,
+    logs: str,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -110,26 +126,31 @@ def run(
       replay run my.jsonl --backend lmcache-cpu --set tiers.cpu.gib=200 --concurrency 32
     """
     from replay import runs
-    from replay.backends import preset
+    from replay.backends import connect, preset
     from replay.load.schedule import Settings
     from replay.results.render import show
     from replay.results.report import report
     from replay.results.store import Store
 
-    options["outputs"] = options["outputs"] or "recorded"
-    settings = Settings(**options)
-    where = runs.Where(
+    where = connect.Where(
         preset=preset.load(backend, overrides),
-        target=target or runs.default_target(),
-        model=model or runs.DEFAULT_MODEL,
-        gpu=gpu or runs.DEFAULT_GPU,
+        target=target or connect.default_target(),
+        model=model,
+        gpu=gpu,
+        api_key_env=api_key_env,
+        isolation=isolation,
+        dummy_weights=dummy_weights,
+        max_model_len=max_model_len,
+        logs=Path(logs),
     )
+    options["outputs"] = options["outputs"] or where.default_outputs
+    settings = Settings(**options)
     read = _trace(trace)
     if not as_json:
-        click.echo(_announce(where), err=True)
+        click.echo(where.announce(), err=True)
     with Store.create_or_open(db) as store:
         with _progress(len(read), shown=not as_json) as watch:
-            run_id = runs.execute(read, where, settings, store, name=name, watch=watch)
+            run_id = runs.execute(read, where, settings, store, name=name, watch=watch, say=_say)
         result = report(store, run_id)
     if as_json:
         click.echo(result.json())
@@ -139,13 +160,12 @@ def run(
         sys.exit(130)
 
 
-def _announce(where: Any) -> str:
-    if where.simulated:
-        return f"Simulating {where.preset.name} with {where.model} on {where.gpu} (no engine runs)."
-    return f"Running {where.preset.name} on {where.target}."
+def _say(line: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{line}", err=True, nl=False)
 
 
-class _progress:  # noqa: N801
+class _progress:
     """A progress bar on stderr where that is a terminal; a context manager that gives the watcher."""
 
     def __init__(self, total: int, shown: bool):
@@ -213,7 +233,11 @@ def report(run: str | None, db: str, fmt: str, output: str | None) -> None:
     if fmt == "table" and output is None:
         render.show(result)
         return
-    texts = {"json": lambda: result.json() + "\n", "md": lambda: render.markdown(result), "table": lambda: render.text(result)}
+    texts = {
+        "json": lambda: result.json() + "\n",
+        "md": lambda: render.markdown(result),
+        "table": lambda: render.text(result),
+    }
     _write(texts[fmt](), output)
 
 
@@ -240,11 +264,11 @@ def inspect(trace: str, model: str | None, as_json: bool) -> None:
     """
     import msgspec
 
-    from replay import runs
+    from replay.backends.connect import DEFAULT_MODEL
     from replay.engine import profiles
     from replay.trace.describe import describe, render
 
-    profile = profiles.model(model or runs.DEFAULT_MODEL)
+    profile = profiles.model(model or DEFAULT_MODEL)
     found = describe(_trace(trace), profile.kv_bytes_per_token())
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
@@ -276,11 +300,12 @@ def import_(sources: tuple[str, ...], output: str, fmt: str | None, keep_text: b
     for note in imported.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(
-        f"{output}: {len(trace.sessions):,} sessions, {len(trace):,} turns, {trace.prompt_tokens:,} prompt tokens", err=True
+        f"{output}: {len(trace.sessions):,} sessions, {len(trace):,} turns, {trace.prompt_tokens:,} prompt tokens",
+        err=True,
     )
 
 
-class _files(_progress):  # noqa: N801
+class _files(_progress):
     """Progress over files."""
 
     def __init__(self, total: int):
@@ -344,8 +369,8 @@ def profiles(name: str | None) -> None:
         return
     for kind in ("models", "gpus"):
         click.echo(f"{kind}:")
-        for each in known.names(kind):  # type: ignore[arg-type]
-            click.echo(f"  {each:20} {known.summary(kind, each)}")  # type: ignore[arg-type]
+        for each in known.names(kind):
+            click.echo(f"  {each:20} {known.summary(kind, each)}")
 
 
 @main.command()

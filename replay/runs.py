@@ -8,21 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import importlib.util
 import platform
-import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import replay
+from replay.backends.connect import Where, connect
 from replay.backends.preset import Preset
-from replay.engine import profiles
-from replay.errors import ReplayError
 from replay.load import clock
 from replay.load.driver import Driver, Progress
 from replay.load.outcome import Backend
@@ -32,34 +28,8 @@ from replay.trace import Trace
 from replay.trace.describe import timestamp_quantum
 from replay.trace.files import open_input
 
-DEFAULT_MODEL = "qwen2.5-7b-1m"
-DEFAULT_GPU = "h200"
-
 Watch = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Who answers, and on what."""
-
-    preset: Preset
-    target: str = "sim"
-    """``sim``, ``launch`` or the URL of a running server."""
-    model: str = DEFAULT_MODEL
-    """Model profile for ``sim``; for ``launch`` what the engine loads; for a URL the name it serves."""
-    gpu: str | None = DEFAULT_GPU
-    """GPU profile for ``sim``; a remark otherwise."""
-
-    @property
-    def simulated(self) -> bool:
-        """True if no engine runs and every figure comes from the engine model."""
-        return self.target == "sim"
-
-
-def default_target() -> str:
-    """``launch`` where a GPU and vLLM are present, else ``sim``."""
-    has_gpu = shutil.which("nvidia-smi") is not None
-    return "launch" if has_gpu and importlib.util.find_spec("vllm") is not None else "sim"
+_OWN_VERSIONS = {"replay": replay.__version__, "python": platform.python_version()}
 
 
 def sha256(path: str | Path) -> str:
@@ -79,15 +49,25 @@ def execute(
     *,
     name: str | None = None,
     watch: Watch | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Replays a trace and stores the run; returns the run's id.
+
+    Args:
+        trace: what to ask.
+        where: who answers.
+        settings: how to ask.
+        store: gets the run.
+        name: of the run; null: the backend's.
+        watch: called after each row.
+        say: gets a line now and then while an engine starts.
 
     Ctrl-C ends the run early: what was measured is stored and the run is marked partial.
 
     Raises:
         ReplayError: the backend, model or trace do not fit together, or the results file cannot be written.
     """
-    run = _Run(trace, where, settings, store, name, watch)
+    run = _Run(trace, where, settings, store, name, watch, say)
     return clock.run(run.play(), virtual=where.simulated)
 
 
@@ -95,15 +75,22 @@ class _Run:
     """The parts of one run and their order."""
 
     def __init__(
-        self, trace: Trace, where: Where, settings: Settings, store: Store, name: str | None, watch: Watch | None
+        self,
+        trace: Trace,
+        where: Where,
+        settings: Settings,
+        store: Store,
+        name: str | None,
+        watch: Watch | None,
+        say: Callable[[str], None],
     ):
         self.trace, self.where, self.settings, self.store = trace, where, settings, store
-        self.name, self.watch = name, watch
+        self.name, self.watch, self.say = name, watch, say
 
     async def play(self) -> str:
         run_clock = clock.RunClock()
-        schedule = Schedule(self.trace, self.settings, self._max_context())
-        async with self._backend(run_clock) as backend:
+        schedule = Schedule(self.trace, self.settings, self.where.max_context())
+        async with self._connect(run_clock) as backend:
             run_id = self.store.begin_run(self._description(schedule, backend))
             driver = Driver(schedule, backend, lambda row: self.store.add(row, run_id=run_id), self.watch)
             try:
@@ -112,32 +99,29 @@ class _Run:
             except BaseException:
                 self.store.finish_run(run_id, status="partial", duration_s=run_clock.now())
                 raise
-            self.store.finish_run(
-                run_id,
-                status="partial" if progress.stopped else "complete",
-                duration_s=progress.now,
-                self_check=self._self_check(schedule, backend, progress),
-            )
+        self._store_scrapes(run_id, backend)
+        self.store.finish_run(
+            run_id,
+            status="partial" if progress.stopped else "complete",
+            duration_s=progress.now,
+            self_check=self._self_check(schedule, backend, progress),
+        )
         return run_id
 
-    def _max_context(self) -> int | None:
-        """Longest prompt and output together; only the engine model knows it beforehand."""
-        return profiles.model(self.where.model).max_context if self.where.simulated else None
+    def _connect(self, run_clock: clock.RunClock) -> contextlib.AbstractAsyncContextManager[Backend]:
+        seed = self.trace.header.seed + self.settings.seed
+        return connect(self.where, run_clock, seed=seed, outputs=self.settings.outputs, say=self.say)
 
-    @contextlib.asynccontextmanager
-    async def _backend(self, run_clock: clock.RunClock) -> AsyncIterator[Backend]:
-        where = self.where
-        if where.target != "sim":
-            raise ReplayError(f"--target {where.target}: this version of replay runs only --target sim")
-        from replay.backends.sim import SimBackend
-
-        async with SimBackend(where.preset, where.model, where.gpu or DEFAULT_GPU, run_clock) as backend:
-            yield backend
+    def _store_scrapes(self, run_id: str, backend: Backend) -> None:
+        scraper = getattr(backend, "scraper", None)
+        for at, name, labels, value in scraper.samples if scraper is not None else ():
+            self.store.add_scrapes(run_id, at, [(name, labels, value)])
 
     def _description(self, schedule: Schedule, backend: Backend) -> dict[str, Any]:
         where, settings, trace = self.where, self.settings, self.trace
         about = backend.describe()
         tiers = about.get("tiers") or {}
+        capacity = {tier: size["tokens"] for tier, size in tiers.items()} or about.get("capacity_tokens")
         return {
             "name": self.name,
             "backend": where.preset.name,
@@ -160,16 +144,17 @@ class _Run:
             "settings": {
                 **about,
                 "kv_bytes_per_token": about.get("kv_bytes_per_token"),
-                "capacity_tokens": {tier: size["tokens"] for tier, size in tiers.items()},
+                "capacity_tokens": capacity,
                 "preset": _plain(where.preset),
                 "replay": settings.as_dict(),
-                "versions": {"replay": replay.__version__, "python": platform.python_version()},
+                "versions": {**(about.get("versions") or {}), **_OWN_VERSIONS},
             },
         }
 
     def _self_check(self, schedule: Schedule, backend: Backend, progress: Progress) -> dict[str, Any]:
-        own = getattr(backend, "self_check", dict)()
-        warnings = list(own.pop("warnings", [])) + list(backend.describe().get("warnings") or [])
+        own: dict[str, Any] = getattr(backend, "self_check", dict)()
+        about = backend.describe()
+        warnings = [*own.pop("warnings", []), *(about.get("warnings") or [])]
         if schedule.duplication > 1:
             warnings.append(f"sessions are clones: each of the trace's is played {schedule.duplication:.3g} times")
         if schedule.too_long:
@@ -183,7 +168,7 @@ class _Run:
             "peak_in_flight": progress.peak_in_flight,
             "dropped_turns": progress.dropped,
             "skipped_idle_s": progress.skipped_s,
-            "cache_before": backend.describe().get("cache_state_before_run", own.get("cache_before", "unknown")),
+            "cache_before": about.get("cache_state_before_run") or about.get("cache_before") or "unknown",
             "timestamp_quantum_s": timestamp_quantum(self.trace),
             "warnings": warnings,
         }

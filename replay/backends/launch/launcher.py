@@ -190,6 +190,11 @@ class Launched:
                 done &= await _post_until(http, f"{self.lmcache_url}/cache/clear", body)
         return done
 
+    @property
+    def engine_logs(self) -> list[Path]:
+        """Log file of each instance."""
+        return [process.log for _, process in self._engines]
+
     def failure(self) -> str | None:
         """What ended meanwhile, as one line with the last error of its log; null while everything runs."""
         for command, process in [*self._services, *self._engines]:

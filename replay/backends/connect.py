@@ -1,0 +1,199 @@
+"""From a preset and a target to a backend that answers: the engine model, a launched engine, or a URL."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replay.backends.preset import Preset
+from replay.errors import ReplayError
+from replay.load.outcome import Backend, Clock, Outcome, Request
+
+if TYPE_CHECKING:
+    from replay.backends.http import HttpBackend
+    from replay.backends.http.attribution.lookups import Lookups
+    from replay.backends.launch.launcher import Launched
+
+DEFAULT_MODEL = "qwen2.5-7b-1m"
+DEFAULT_GPU = "h200"
+_RECORDER = Path(__file__).with_name("lmcache_recorder.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Who answers, and on what."""
+
+    preset: Preset
+    target: str = "sim"
+    """``sim``, ``launch`` or the URL of a running server."""
+    model: str | None = None
+    """Model profile for ``sim``; what the engine loads for ``launch``; the name that a server at a URL
+    serves (null: the first that it lists)."""
+    gpu: str | None = None
+    """GPU profile for ``sim``; a remark stored with the run otherwise."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key of a server at a URL."""
+    isolation: str = "salt"
+    """How the run is kept apart from earlier ones: ``salt``, ``reset`` or ``none``."""
+    dummy_weights: bool = False
+    """Launch with random weights."""
+    max_model_len: int | None = None
+    """Launch with this longest prompt plus output; null: the model's own."""
+    logs: Path = Path("replay-logs")
+    """Folder for the logs of launched processes."""
+
+    def __post_init__(self) -> None:
+        if self.target not in ("sim", "launch") and not self.target.startswith(("http://", "https://")):
+            raise ReplayError(f"--target {self.target}: must be sim, launch or a URL that starts with http")
+        if self.target == "launch" and not self.model:
+            raise ReplayError("--target launch needs --model, a model's folder or a name that the engine can load")
+
+    @property
+    def simulated(self) -> bool:
+        """True if no engine runs and every figure comes from the engine model."""
+        return self.target == "sim"
+
+    @property
+    def default_outputs(self) -> str:
+        """``live`` where the engine returns what it generated as token ids, else ``recorded``."""
+        return "live" if self.preset.engine == "vllm" and not self.simulated else "recorded"
+
+    def announce(self) -> str:
+        """The first line of a run's output: what runs where."""
+        if self.simulated:
+            model, gpu = self.model or DEFAULT_MODEL, self.gpu or DEFAULT_GPU
+            return f"Simulating {self.preset.name} with {model} on {gpu}: the engine model answers, no engine runs."
+        if self.target == "launch":
+            return f"Launching {self.preset.name} with {self.model} on this machine."
+        return f"Asking {self.target}, taken to be {self.preset.name}."
+
+    def max_context(self) -> int | None:
+        """Longest prompt and output together, where it is known before the run."""
+        if not self.simulated:
+            return self.max_model_len
+        from replay.engine import profiles
+
+        return profiles.model(self.model or DEFAULT_MODEL).max_context
+
+
+def default_target() -> str:
+    """``launch`` where a GPU and vLLM are present, else ``sim``."""
+    has_gpu = shutil.which("nvidia-smi") is not None
+    return "launch" if has_gpu and importlib.util.find_spec("vllm") is not None else "sim"
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    where: Where, clock: Clock, *, seed: int, outputs: str, say: Callable[[str], None] = lambda line: None
+) -> AsyncIterator[Backend]:
+    """The backend, started and with its cache in a known state.
+
+    Args:
+        where: who answers.
+        clock: the run's clock.
+        seed: of token content.
+        outputs: ``live`` or ``recorded``.
+        say: gets a line now and then while an engine starts.
+    """
+    if where.simulated:
+        from replay.backends.sim import SimBackend
+
+        async with SimBackend(where.preset, where.model or DEFAULT_MODEL, where.gpu or DEFAULT_GPU, clock) as sim:
+            yield sim
+    elif where.target == "launch":
+        async with _launched(where, say) as engine:
+            url = engine.urls[0]
+            http = _http(where, url, clock, seed, outputs, model=engine.options.served_name, lookups=_lookups(engine))
+            async with http:
+                yield LaunchedBackend(engine, http)
+    else:
+        async with _http(where, where.target, clock, seed, outputs, model=where.model) as http:
+            yield http
+
+
+def _launched(where: Where, say: Callable[[str], None]) -> Launched:
+    from replay.backends.launch.command import Options
+    from replay.backends.launch.launcher import Launched
+
+    options = Options(model=str(where.model), dummy_weights=where.dummy_weights, max_model_len=where.max_model_len)
+    return Launched(where.preset, options, log_dir=where.logs, recorder=_RECORDER, progress=say)
+
+
+def _lookups(engine: Launched) -> Lookups | None:
+    """Where LMCache says what it served to which request: its server's events, or its connector's log."""
+    from replay.backends.http.attribution.lookups import Lookups
+
+    if engine.events is not None:
+        return Lookups(engine.events)
+    if engine.preset.connector == "lmcache":
+        return Lookups(engine.engine_logs[0], log=True)
+    return None
+
+
+def _http(
+    where: Where,
+    url: str,
+    clock: Clock,
+    seed: int,
+    outputs: str,
+    *,
+    model: str | None,
+    lookups: Lookups | None = None,
+) -> HttpBackend:
+    from replay.backends.http import HttpBackend
+    from replay.load.content import Content
+
+    return HttpBackend(
+        url,
+        where.preset,
+        Content(seed),
+        clock,
+        model=model,
+        api_key_env=where.api_key_env,
+        outputs=outputs,
+        isolation=where.isolation,
+        lookups=lookups,
+    )
+
+
+class LaunchedBackend:
+    """A launched engine and the client that asks it."""
+
+    def __init__(self, engine: Launched, http: HttpBackend):
+        self.engine = engine
+        self.http = http
+
+    async def __aenter__(self) -> LaunchedBackend:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing: `connect` owns both parts."""
+
+    async def send(self, request: Request) -> Outcome:
+        """Sends one request; says so if it failed because the engine ended."""
+        outcome = await self.http.send(request)
+        if outcome.status == "error" and (failure := self.engine.failure()):
+            outcome.error = f"{outcome.error}; {failure}"
+        return outcome
+
+    async def restart(self) -> None:
+        """Restarts the engine; its disk tier and LMCache's server stay."""
+        await self.engine.restart()
+
+    @property
+    def scraper(self) -> Any:
+        """The client's readings of the engine's metrics."""
+        return self.http.scraper
+
+    def describe(self) -> dict[str, Any]:
+        """What is stored with the run."""
+        return {**self.http.describe(), **self.engine.describe()}
+
+    def self_check(self) -> dict[str, Any]:
+        """What the client noticed."""
+        return self.http.self_check()
