@@ -28,7 +28,9 @@ def _events(chat: bool, chunks: int) -> list[bytes]:
     said = b'"delta":{"content":" a"}' if chat else b'"text":" a","logprobs":null'
     kind = b"chat.completion.chunk" if chat else b"text_completion"
     head = b'{"id":"cmpl-1","object":"%s","created":1,"model":"null","choices":[{"index":0,%s,"finish_reason":'
-    return [_chunk((head + b"%s}]}") % (kind, said, b'"length"' if i == chunks - 1 else b"null")) for i in range(chunks)]
+    return [
+        _chunk((head + b"%s}]}") % (kind, said, b'"length"' if i == chunks - 1 else b"null")) for i in range(chunks)
+    ]
 
 
 def _document(body: bytes) -> bytes:
@@ -59,46 +61,51 @@ class _Replies:
         return _chunk(event) + _chunk(b"[DONE]") + b"0\r\n\r\n"
 
 
-class _Protocol(asyncio.Protocol):
+class _Protocol(asyncio.BufferedProtocol):
+    """Reads into one buffer, looks at heads, and counts the bytes of bodies without keeping them."""
+
+    _buffer = memoryview(bytearray(1 << 20))
+
     def __init__(self, replies: _Replies, split: bool, log: list[list[object]]):
         self._replies = replies
         self._split = split
         self._log = log
-        self._parts: list[bytes] = []
+        self._head = b""
         self._missing = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
-        if self._missing:
-            self._parts.append(data)
-            self._missing -= len(data)
-        else:
-            data = b"".join([*self._parts, data])
-            end = data.find(b"\r\n\r\n")
-            if end < 0:
-                self._parts = [data]
-                return
-            self._head = data[:end]
-            self._head_at = time.monotonic()
-            length = _LENGTH.search(self._head)
-            self._parts = [data[end + 4 :]]
-            self._missing = (int(length.group(1)) if length else 0) - len(self._parts[0])
-        if self._missing == 0:
-            body, self._parts = b"".join(self._parts), []
-            self._answer(body)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
 
-    def _answer(self, body: bytes) -> None:
-        path = self._head.split(b" ", 2)[1]
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._missing:
+            self._missing -= nbytes
+        else:
+            start = self._head + bytes(self._buffer[: min(nbytes, 4096)])
+            end = start.find(b"\r\n\r\n")
+            if end < 0:
+                self._head = start
+                return
+            self._head_at = time.monotonic()
+            length = _LENGTH.search(start[:end])
+            self._size = int(length.group(1)) if length else 0
+            self._missing = self._size - (len(self._head) + nbytes - end - 4)
+            self._head = start[:end]
+        if self._missing == 0:
+            self._answer()
+
+    def _answer(self) -> None:
+        head, self._head = self._head, b""
+        path = head.split(b" ", 2)[1]
         if b"completions" not in path:
             self._other(path)
             return
         chat = b"chat" in path
         read_at = time.monotonic()
-        prompt_tokens = max(1, body.count(b",", body.find(b'"prompt":[')) + 1) if not chat else len(body) // 6
-        end = self._replies.end(prompt_tokens)
-        name = _REQUEST_ID.search(self._head)
+        end = self._replies.end(self._size // 6)
+        name = _REQUEST_ID.search(head)
         first, rest = self._replies.first[chat], self._replies.rest[chat] + end
         wrote_at = time.monotonic()
         if self._split:
@@ -106,7 +113,7 @@ class _Protocol(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._transport.write, rest)
         else:
             self._transport.write(first + rest)
-        self._log.append([name.group(1).decode() if name else "", self._head_at, read_at, wrote_at, len(body)])
+        self._log.append([name.group(1).decode() if name else "", self._head_at, read_at, wrote_at, self._size])
 
     def _other(self, path: bytes) -> None:
         if path == b"/log":

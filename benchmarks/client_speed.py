@@ -117,10 +117,28 @@ def _wait(port: int) -> None:
 
 
 CASES = (
-    (Case("small", prompt=256, chunks=8, concurrency=64, count=20_000, split=False), "requests_per_s", 5_000, "cpu_ms", 0.25),
+    (
+        Case("small", prompt=256, chunks=8, concurrency=64, count=20_000, split=False),
+        "requests_per_s",
+        5_000,
+        "cpu_ms",
+        0.25,
+    ),
     (Case("93k", prompt=93_000, chunks=100, concurrency=20, count=600, split=False), None, None, "cpu_ms", 5.0),
-    (Case("128k alone", prompt=128_000, chunks=100, concurrency=1, count=100, split=True), None, None, "added_ms_p50", 1.0),
-    (Case("128k x16", prompt=128_000, chunks=100, concurrency=16, count=160, split=True), None, None, "added_ms_p50", 10.0),
+    (
+        Case("128k alone", prompt=128_000, chunks=100, concurrency=1, count=100, split=True),
+        None,
+        None,
+        "added_ms_p50",
+        1.0,
+    ),
+    (
+        Case("128k x16", prompt=128_000, chunks=100, concurrency=16, count=160, split=True),
+        None,
+        None,
+        "added_ms_p50",
+        10.0,
+    ),
 )
 
 

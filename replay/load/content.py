@@ -186,7 +186,8 @@ class Content:
         x ^= x >> np.uint64(31)
         x >>= np.uint64(32)
         x *= np.uint64(len(self.alphabet.ids))
-        return (x >> np.uint64(32)).view(np.int64)
+        picks: npt.NDArray[np.int64] = (x >> np.uint64(32)).view(np.int64)
+        return picks
 
 
 def is_output(segment: Hashable) -> bool:

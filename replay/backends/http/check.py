@@ -25,9 +25,10 @@ class SelfCheck:
         self._split = 0
         self._answers = 0
 
-    def timed(self, compose_s: float, exchange: Exchange) -> None:
+    def timed(self, exchange: Exchange) -> None:
         """Notes the client's own part of a request: making the body, and handing it to the kernel."""
-        self._compose.append(compose_s)
+        if exchange.compose_s is not None:
+            self._compose.append(exchange.compose_s)
         if exchange.sent is not None and exchange.written is not None:
             self._upload.append(exchange.written - exchange.sent)
 

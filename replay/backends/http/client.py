@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from replay.backends.http import attribution, bodies, fields
 from replay.backends.http.attribution import loss
@@ -17,8 +21,9 @@ from replay.backends.http.bodies import Endpoint
 from replay.backends.http.check import SelfCheck
 from replay.backends.http.errors import describe_error
 from replay.backends.http.history import History
+from replay.backends.http.kv_events import CacheEvent, KvEvents
 from replay.backends.http.limits import Limits
-from replay.backends.http.metrics import Scraper
+from replay.backends.http.metrics import Sample, Scraper
 from replay.backends.http.replies import AnthropicReply, OpenAIReply, Reply
 from replay.backends.http.server import Server
 from replay.backends.http.wire import Exchange, Pool, WireError
@@ -53,6 +58,7 @@ class HttpBackend:
         stream: bool = True,
         scrape_s: float | None = 10.0,
         lookups: Lookups | None = None,
+        kv_events: str | None = None,
         worker: int = 0,
     ):
         """Args:
@@ -72,6 +78,7 @@ class HttpBackend:
             stream: false reads whole replies; first tokens then come from the engine's own timings.
             scrape_s: seconds between two readings of the server's metrics; null: never.
             lookups: per-request records of LMCache's server or log.
+            kv_events: ZMQ address at which the engine publishes cache events; null: it does not.
             worker: number of this process within the run.
 
         Raises:
@@ -95,6 +102,7 @@ class HttpBackend:
         self._secret = os.environ.get(api_key_env, "") if api_key_env else ""
         self._scrape_s = scrape_s
         self._lookups = lookups
+        self._events = KvEvents(kv_events, clock.now) if kv_events else None
         self._worker = worker
         self._history = History()
         self._prefilled = loss.Prefilled()
@@ -111,8 +119,11 @@ class HttpBackend:
             ReplayError: the server does not answer, refuses the key, or cannot do what was asked.
         """
         self._pool = Pool(self.url, self.limits, self._clock.now)
-        server = Server(self._pool, self._headers, self.url, self._clock.now, self._secret)
+        server = Server(self._pool, self._headers, self.url)
         self._about = await server.find(self.preset, self.model)
+        self._wall_origin = time.time() - self._clock.now()
+        if self._events is not None:
+            await self._events.start()
         self.model = self._about["model"]
         if self.isolation == "reset":
             await server.reset(self.preset)
@@ -133,6 +144,8 @@ class HttpBackend:
     ) -> None:
         if self.scraper is not None:
             await self.scraper.stop()
+        if self._events is not None:
+            await self._events.stop()
         if self._lookups is not None:
             self._lookups.close()
         self._pool.close()
@@ -164,30 +177,41 @@ class HttpBackend:
         pool = {"connections_opened": self._pool.opened, "peak_connections": self._pool.peak}
         return {**self.check.summary(), **pool, "live_outputs": self.content.live_outputs}
 
+    def scrapes(self) -> list[Sample]:
+        """Rows of the table `scrapes`: what the server's metrics said."""
+        return self.scraper.samples if self.scraper is not None else []
+
+    def cache_events(self) -> list[CacheEvent]:
+        """Rows of the table `cache_events`: what the engine and LMCache published, in order of time."""
+        rows = list(self._events.rows) if self._events is not None else []
+        lower = [name for name, _ in self.preset.lower()]
+        for at, kind, number, chunks in self._lookups.chunk_events if self._lookups is not None else ():
+            tier = lower[number] if number < len(lower) else None
+            tokens = chunks * self.preset.chunk_tokens if chunks and self.preset.chunk_tokens else None
+            rows.append(CacheEvent(at - self._wall_origin, kind, tier, blocks=chunks, tokens=tokens))
+        return sorted(rows, key=lambda row: row.at)
+
     async def send(self, request: Request) -> Outcome:
         """Sends one request; a server's fault becomes an outcome with status ``error``."""
-        began = self._clock.now()
-        endpoint, data = self._compose(request)
-        composed = self._clock.now()
+        endpoint = self._endpoint(request)
         prefilled = self._prefilled.longest(request.tree, request.tip)
         self._prefilled.add(request.tree, request.tip)
         attempts = 0
         while True:
             attempts += 1
             reply = self._reply(endpoint, request)
-            exchange = Exchange(reply, self.limits, self._clock.now)
+            exchange = self._pool.exchange(partial(self._compose, endpoint, request), reply)
             failure = None
             try:
-                await self._pool.run(exchange, data)
+                await self._pool.run(exchange)
             except WireError as error:
                 failure = str(error)
             if failure is None or exchange.first_byte is not None or attempts > self.limits.retries:
                 break
             await asyncio.sleep(self.limits.retry_wait_s * 2 ** (attempts - 1))
-        if not attempts - 1:
-            self.check.timed(composed - began, exchange)
+        self.check.timed(exchange)
         reply.close(exchange.closed)
-        outcome = self._outcome(reply, exchange, failure, data)
+        outcome = self._outcome(reply, exchange, failure)
         outcome.attempts = attempts
         outcome.worker = self._worker
         await self._attribute(request, reply, outcome, prefilled)
@@ -196,16 +220,17 @@ class HttpBackend:
         self.check.answered(request, outcome)
         return outcome
 
-    def _compose(self, request: Request) -> tuple[Endpoint, bytes]:
-        turn = request.turn
-        endpoint = self.endpoint
-        texts = turn.messages is not None and (endpoint != "completions" or not self._forced)
-        if texts and endpoint == "completions":
-            endpoint = "chat"
+    def _endpoint(self, request: Request) -> Endpoint:
+        messages = request.turn.messages
+        if messages is None or self.endpoint != "completions" or self._forced:
+            return self.endpoint
+        return self._history.endpoint(request)
+
+    def _compose(self, endpoint: Endpoint, request: Request) -> bytes:
         values = self._common[endpoint] | fields.per_request(
             self.preset, endpoint, url=self.url, output=request.output, request_id=self._request_id(request)
         )
-        if texts:
+        if request.turn.messages is not None and endpoint != "completions":
             messages, more = self._history.messages(request, system_apart=endpoint == "messages")
             body = bodies.recorded(values | more, messages)
         elif endpoint == "completions":
@@ -216,7 +241,7 @@ class HttpBackend:
         own = {"X-Request-Id": self._request_id(request)}
         if self._session_header:
             own[self._session_header] = request.session
-        return endpoint, bodies.finish(self._starts[endpoint], own, body)
+        return bodies.finish(self._starts[endpoint], own, body)
 
     def _request_id(self, request: Request) -> str:
         # Unique on the server, not only within the run: engines refuse or mix up ids in use.
@@ -226,10 +251,10 @@ class HttpBackend:
         keep_text = request.turn.messages is not None
         return AnthropicReply(keep_text=keep_text) if endpoint == "messages" else OpenAIReply(keep_text=keep_text)
 
-    def _outcome(self, reply: Reply, exchange: Exchange, failure: str | None, data: bytes) -> Outcome:
+    def _outcome(self, reply: Reply, exchange: Exchange, failure: str | None) -> Outcome:
         error = failure or _fault(reply, exchange)
         if error is not None:
-            error = describe_error(error, reply, secret=self._secret, sent=data)
+            error = describe_error(error, reply, secret=self._secret, sent=exchange.make())
         counts = attribution.read_usage(reply.usage)
         outcome = Outcome(
             "ok" if error is None else "error",
@@ -262,8 +287,22 @@ class HttpBackend:
         if outcome.prompt_tokens is not None:
             known = request.ideal if self._live else prefilled
             outcome.lost = loss.split(
-                self.preset, served, prompt=outcome.prompt_tokens, ideal=request.ideal, prefilled=known
+                self.preset,
+                served,
+                prompt=outcome.prompt_tokens,
+                ideal=request.ideal,
+                prefilled=known,
+                evicted=partial(self._evicted, request, outcome),
             )
+
+    def _evicted(self, request: Request, outcome: Outcome) -> int | None:
+        """Ideal tokens that the engine's events say were evicted before this request; null without events."""
+        if self._events is None or outcome.sent is None:
+            return None
+        prefix = request.tree.cut(request.tip, min(request.ideal, request.prompt))
+        ids = [self.content.tokens(*piece) for piece in request.tree.pieces(prefix)]
+        joined = np.concatenate(ids) if ids else np.empty(0, np.int32)
+        return self._events.residency.evicted(joined, self.preset.block_tokens, outcome.sent)
 
     def _remember(self, request: Request, reply: Reply, outcome: Outcome) -> None:
         if self._live and outcome.output_ids:
@@ -299,7 +338,9 @@ def _headers(preset: Preset, api_key_env: str | None, more: Mapping[str, str]) -
         if not key:
             raise ReplayError(f"the environment variable {api_key_env} is empty; put the API key there")
         if not key.isascii() or not key.isprintable():
-            raise ReplayError(f"the environment variable {api_key_env} holds no usable API key (line break or non-ASCII)")
+            raise ReplayError(
+                f"the environment variable {api_key_env} holds no usable API key (line break or non-ASCII)"
+            )
         if preset.engine == "anthropic":
             headers["x-api-key"] = key
         else:

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from replay.backends.http.bodies import serialise
+from replay.backends.http.bodies import Endpoint, serialise
 from replay.load.outcome import Request
+
+_ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking")
 
 
 class _Part(NamedTuple):
     """What one turn added: its messages, then the answer it got."""
 
+    name: str
+    """The request's id."""
     parent: _Part | None
     end: int
     """Prompt tokens up to the end of these messages."""
     messages: bytes
     system: tuple[Any, ...]
     tools: Any
+    anthropic: bool
     ends_open: bool
     """The last message is not the assistant's: an answer is to follow."""
 
@@ -44,21 +49,34 @@ class History:
         while parent is not None and parent.end > kept:
             parent = parent.parent
         first_is_answer = bool(added) and added[0].get("role") == "assistant"
-        if parent is not None and parent.ends_open and not first_is_answer and request.parent_id is not None:
-            added = [{"role": "assistant", "content": self._answers.get(request.parent_id, "")}, *added]
+        if parent is not None and parent.ends_open and kept > parent.end and not first_is_answer:
+            added = [{"role": "assistant", "content": self._answers.get(parent.name, "")}, *added]
         system: tuple[Any, ...] = parent.system if parent else ()
         if system_apart:
             system += tuple(m.get("content") for m in added if m.get("role") == "system")
             added = [m for m in added if m.get("role") != "system"]
         tools = request.turn.tools or (parent.tools if parent else None)
         ends_open = bool(added) and added[-1].get("role") != "assistant"
-        part = _Part(parent, request.prompt, serialise(added), system, tools, ends_open)
+        part = _Part(request.id, parent, request.prompt, serialise(added), system, tools, system_apart, ends_open)
         self._parts[request.id] = part
         return _chain(part), _more(tools, system)
+
+    def endpoint(self, request: Request) -> Endpoint:
+        """The interface whose form a request's messages have: Anthropic's have tools' calls and results as blocks."""
+        parent = self._parts.get(request.parent_id or "")
+        blocks = [b for m in request.turn.messages or () for b in _blocks(m)]
+        if (parent is not None and parent.anthropic) or any(b.get("type") in _ANTHROPIC_BLOCKS for b in blocks):
+            return "messages"
+        return "chat"
 
     def answered(self, request: Request, text: str) -> None:
         """Keeps what the server said, for a next turn whose messages lack it."""
         self._answers[request.id] = text
+
+
+def _blocks(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    content = message.get("content")
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
 
 def _chain(part: _Part | None) -> list[bytes]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from replay.backends.http.wire import Exchange, Pool, WireError
+from replay.backends.http.wire import Pool, WireError
 from replay.backends.preset import Preset
 from replay.errors import ReplayError
 
@@ -35,12 +35,10 @@ class Document:
 class Server:
     """The control side of a server."""
 
-    def __init__(self, pool: Pool, headers: Mapping[str, str], url: str, now: Callable[[], float], secret: str):
+    def __init__(self, pool: Pool, headers: Mapping[str, str], url: str):
         self.url = url
         self._pool = pool
         self._headers = headers
-        self._now = now
-        self._secret = secret
 
     async def ask(self, method: str, path: str) -> tuple[int, bytes]:
         """Status and body of a small request.
@@ -51,8 +49,9 @@ class Server:
         lines = [f"{method} {self._pool.prefix}{path} HTTP/1.1", f"Host: {self._pool.authority}", "Content-Length: 0"]
         lines += [f"{name}: {value}" for name, value in self._headers.items()]
         sink = Document()
-        exchange = Exchange(sink, self._pool.limits, self._now)
-        await self._pool.run(exchange, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+        data = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        exchange = self._pool.exchange(lambda: data, sink)
+        await self._pool.run(exchange)
         return exchange.response.status, bytes(sink.body)
 
     async def find(self, preset: Preset, model: str | None) -> dict[str, Any]:

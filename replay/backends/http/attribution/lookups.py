@@ -46,6 +46,26 @@ def parse_log(line: str) -> tuple[str, dict[str, Any]] | None:
     return request_id(found.group(1)), fields
 
 
+# What the recorder writes about chunks, as kind and number of the tier (L1 or L2).
+_CHUNK_EVENTS = {
+    "l1.keys.evicted": ("evict", 0),
+    "l2.keys.evicted": ("evict", 1),
+    "l2.keys.stored": ("store", 1),
+    "l1.allocation.failed": ("drop", 0),
+}
+
+
+def chunk_event(line: str) -> tuple[float, str, int, int | None] | None:
+    """Unix time, kind, tier number and chunks of a recorder's line about chunks; null for other lines."""
+    try:
+        event = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not isinstance(event, dict) or event.get("event") not in _CHUNK_EVENTS:
+        return None
+    return (float(event["time"]), *_CHUNK_EVENTS[event["event"]], event.get("chunks"))
+
+
 class Lookups:
     """Follows a growing file and finds the record of a request.
 
@@ -65,6 +85,8 @@ class Lookups:
         self.path = path
         self.missing = 0
         """Requests for which no record came in time."""
+        self.chunk_events: list[tuple[float, str, int, int | None]] = []
+        """What happened to chunks, as `chunk_event` gives it."""
         self._parse = parse_log if log else parse_event
         self._found: dict[str, dict[str, Any]] = {}
         self._position = 0
@@ -98,10 +120,16 @@ class Lookups:
         self._position += len(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            record = self._parse(line.decode(errors="replace"))
+            text = line.decode(errors="replace")
+            record = self._parse(text)
             if record is not None:
                 self._found.setdefault(*record)
+                continue
+            event = chunk_event(text)
+            if event is not None:
+                self.chunk_events.append(event)
 
     def close(self) -> None:
-        """Forgets what nobody asked for."""
+        """Reads what came last and forgets the records that nobody asked for."""
+        self._read()
         self._found.clear()

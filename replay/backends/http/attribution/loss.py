@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from replay.backends.http.attribution.served import Served
 from replay.backends.preset import Preset
 from replay.trace import PrefixTree, Tip
@@ -31,7 +33,15 @@ class Prefilled:
         return 0
 
 
-def split(preset: Preset, served: Served, *, prompt: int, ideal: int, prefilled: int) -> dict[str, int] | None:
+def split(
+    preset: Preset,
+    served: Served,
+    *,
+    prompt: int,
+    ideal: int,
+    prefilled: int,
+    evicted: Callable[[], int | None] = lambda: None,
+) -> dict[str, int] | None:
     """Ideal tokens that no tier served, by cause; null if it is unknown how many there are.
 
     Args:
@@ -41,6 +51,8 @@ def split(preset: Preset, served: Served, *, prompt: int, ideal: int, prefilled:
         ideal: longest prefix shared with any earlier request, outputs included.
         prefilled: longest prefix that an earlier prompt held; beyond it the ideal counts on the recorded
             output being what the server generated, and where it was not, those tokens `diverged`.
+        evicted: tokens that the engine's events say were evicted, null if it publishes none; asked only
+            where tokens are left to explain.
     """
     if served.computed is None:
         return None
@@ -58,5 +70,10 @@ def split(preset: Preset, served: Served, *, prompt: int, ideal: int, prefilled:
     # The last prompt token always runs, and only whole blocks are kept.
     reachable = max(0, min(ideal, prefilled, prompt - 1))
     give("granularity", min(ideal, prefilled) - reachable // preset.block_tokens * preset.block_tokens)
+    if left:
+        gone = evicted()
+        if gone is not None:
+            lost["evicted"] = 0
+            give("evicted", gone)
     give("unknown", left)
     return lost

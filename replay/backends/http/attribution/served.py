@@ -56,4 +56,8 @@ def total_only(usage: Usage, *, source: str = "usage") -> Served:
     if usage.prompt is None or usage.cached is None:
         return Served()
     computed = max(0, usage.prompt - usage.cached)
-    return Served(gpu=0, computed=computed, source=source) if not usage.cached else Served(computed=computed, source=source)
+    return (
+        Served(gpu=0, computed=computed, source=source)
+        if not usage.cached
+        else Served(computed=computed, source=source)
+    )

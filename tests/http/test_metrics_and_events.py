@@ -1,0 +1,146 @@
+"""Prometheus scrapes as rows, counters as differences, and the engine's cache events."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay.backends.http import HttpBackend
+from replay.backends.http.kv_events import CacheEvent, KvEvents, Residency, decode, to_row
+from replay.backends.http.metrics import Sample, difference, parse
+from replay.load.clock import run
+
+TEXT = """# HELP vllm:prefix_cache_hits Prefix cache hits
+# TYPE vllm:prefix_cache_hits counter
+vllm:prefix_cache_hits_total{engine="0",model_name="a\\"b}c"} 608.0
+vllm:prompt_tokens_cached_by_source_total{source="disk"} 1e3
+vllm:kv_cache_usage_perc 0.25 1700000000000
+le{le="+Inf"} +Inf
+nan NaN
+this is not a metric
+"""
+
+
+def test_prometheus_text_becomes_rows() -> None:
+    assert parse(TEXT, 2.0) == [
+        Sample(2.0, "vllm:prefix_cache_hits_total", '{engine="0",model_name="a\\"b}c"}', 608.0),
+        Sample(2.0, "vllm:prompt_tokens_cached_by_source_total", '{source="disk"}', 1000.0),
+        Sample(2.0, "vllm:kv_cache_usage_perc", None, 0.25),
+        Sample(2.0, "le", '{le="+Inf"}', float("inf")),
+    ]
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_scraped(text: str) -> None:
+    parse(text, 0.0)
+
+
+def test_counters_are_differences_and_absent_is_null() -> None:
+    samples = [
+        Sample(0.0, "hits_total", '{t="gpu"}', 100.0),
+        Sample(1.0, "hits_total", '{t="gpu"}', 150.0),
+        Sample(1.0, "hits_total", '{t="disk"}', 7.0),  # first seen later: it began at 0
+        Sample(2.0, "hits_total", '{t="gpu"}', 30.0),  # the server was restarted
+    ]
+    assert difference(samples, "hits") == 50 + 30 + 7
+    assert difference(samples, "hits", 't="disk"') == 7
+    assert difference(samples, "hits", 't="cpu"') is None
+    assert difference(samples, "no_such_counter") is None
+    assert difference([], "hits") is None
+
+
+def test_a_run_is_scraped_at_start_and_end(wire: Any, mock: Any) -> None:
+    server = mock([wire.stream(wire.token(), wire.usage())])
+    server.metrics = b"requests_total 1\n"
+
+    async def use(backend: HttpBackend) -> HttpBackend:
+        server.metrics = b"requests_total 3\nlate_total 2\n"
+        return backend
+
+    backend = run(wire.with_backend(server, use, scrape_s=60.0), virtual=False)
+    assert difference(backend.scrapes(), "requests") == 2
+    assert difference(backend.scrapes(), "late") == 2
+
+
+def test_a_server_without_metrics_gives_no_rows(wire: Any, mock: Any) -> None:
+    async def use(backend: HttpBackend) -> HttpBackend:
+        return backend
+
+    assert run(wire.with_backend(mock([]), use, scrape_s=0.01), virtual=False).scrapes() == []
+
+
+STORED = {
+    "type": "BlockStored",
+    "block_hashes": [11, 12],
+    "parent_block_hash": None,
+    "token_ids": [1, 2, 3, 4, 5, 6, 7, 8],
+    "block_size": 4,
+    "lora_id": None,
+    "medium": "GPU",
+    "session_id": "s",
+}
+REMOVED = {"type": "BlockRemoved", "block_hashes": [11], "medium": "GPU"}
+
+
+def test_map_and_array_events_are_read() -> None:
+    batch = [12.0, [STORED, ["BlockRemoved", [11], "CPU"], {"type": "Later"}, {"type": "AllBlocksCleared"}], 0]
+    events = decode(msgspec.msgpack.encode(batch))
+    assert [to_row(event, 3.0) for event in events] == [
+        CacheEvent(3.0, "store", "gpu", session="s", blocks=2, tokens=8),
+        CacheEvent(3.0, "evict", "cpu", blocks=1),
+        CacheEvent(3.0, "reset", "gpu"),
+    ]
+
+
+def test_eviction_is_a_fact_at_the_time_of_a_request() -> None:
+    known = Residency()
+    ids = np.arange(1, 13, dtype=np.int32)
+    known.apply(STORED, 1.0)
+    assert known.evicted(ids, 4, 1.5) == 0
+    known.apply(REMOVED, 2.0)
+    assert known.evicted(ids, 4, 2.5) == 8  # the first block went; the second cannot be reached without it
+    assert known.evicted(ids, 4, 1.5) == 0
+    assert known.evicted(ids[:7], 4, 2.5) == 4
+    assert known.evicted(ids[::-1].copy(), 4, 2.5) == 0
+    known.apply(STORED | {"block_hashes": [11], "token_ids": [1, 2, 3, 4]}, 3.0)
+    assert known.evicted(ids, 4, 3.5) == 0
+    known.apply({"type": "AllBlocksCleared"}, 4.0)
+    assert known.evicted(ids, 4, 4.5) == 8
+    known.apply(STORED | {"medium": "CPU"}, 5.0)
+    assert known.evicted(ids, 4, 5.5) == 8
+
+
+def test_events_arrive_over_zmq_and_gaps_are_counted(tmp_path: Any) -> None:
+    zmq = pytest.importorskip("zmq")
+    endpoint = f"ipc://{tmp_path}/events"
+
+    async def follow() -> KvEvents:
+        context = zmq.Context()
+        publisher = context.socket(zmq.PUB)
+        publisher.linger = 0
+        publisher.bind(endpoint)
+        events = KvEvents(endpoint, lambda: 7.0, topic="kv")
+        await events.start()
+        await asyncio.sleep(0.2)
+        for number in (0, 1, 4):
+            batch = msgspec.msgpack.encode([0.0, [STORED], 0])
+            publisher.send_multipart([b"kv", number.to_bytes(8, "big"), batch])
+        publisher.send_multipart([b"kv", (5).to_bytes(8, "big"), b"\xc1"])
+        for _ in range(100):
+            if events.gaps >= 3:
+                break
+            await asyncio.sleep(0.01)
+        await events.stop()
+        publisher.close()
+        context.term()
+        return events
+
+    events = run(follow(), virtual=False)
+    assert [row.kind for row in events.rows] == ["store"] * 3
+    assert events.gaps == 3  # two batches lost, one unreadable
