@@ -16,8 +16,8 @@ from replay.trace.tree import BlockIds
 PERCENTILES = (10, 50, 90, 99)
 WINDOWS = (60.0, 300.0, 3600.0)
 """Seconds for which the working set is given."""
-BLOCK = 16
-"""Tokens to which the working set of a window is rounded (a GPU block of vLLM)."""
+BLOCK = 64
+"""Tokens to which the working set of a window is rounded."""
 WORST = 5
 
 
@@ -109,7 +109,7 @@ def describe(trace: Trace, kv_bytes_per_token: int | None = None) -> Description
     """Measures a trace on its nominal schedule: recorded starts and pauses, answers without service time.
 
     Prefix is a turn's ideal reuse on that schedule (see `replay.trace.order.contexts`), append the rest
-    of its prompt. Window figures are rounded down to blocks of 16 tokens.
+    of its prompt. Window figures are rounded down to blocks of 64 tokens.
 
     Args:
         trace: the trace.
@@ -120,6 +120,7 @@ def describe(trace: Trace, kv_bytes_per_token: int | None = None) -> Description
     prompt_tokens, ideal_tokens = trace.prompt_tokens, sum(found.ideal)
     unique = sum(found.tree.length)
     usage = _usage(trace, schedule, found)
+    peaks = [min(peak, unique) for peak in usage.peaks]  # whole blocks can count a little more
 
     def gib(tokens: int) -> float | None:
         return None if kv_bytes_per_token is None else tokens * kv_bytes_per_token / 2**30
@@ -143,7 +144,7 @@ def describe(trace: Trace, kv_bytes_per_token: int | None = None) -> Description
         unique_gib=gib(unique),
         windows=[
             Window(seconds=seconds, tokens=peak, gib=gib(peak), hit_share=hits / prompt_tokens)
-            for seconds, peak, hits in zip(WINDOWS, usage.peaks, usage.hits, strict=True)
+            for seconds, peak, hits in zip(WINDOWS, peaks, usage.hits, strict=True)
         ],
         breaks=_breaks(trace),
         recorded=_recorded(trace, found.ideal),
@@ -207,9 +208,7 @@ def _usage(trace: Trace, schedule: Nominal, found: Contexts) -> _Usage:
             hold.use(now, before, known, in_prompt)
         age[ids] = -now
         owner[ids[known:]] = session
-    return _Usage(
-        foreign * BLOCK, [hold.hits * BLOCK for hold in holds], [hold.peak(age) * BLOCK for hold in holds]
-    )
+    return _Usage(foreign * BLOCK, [hold.hits * BLOCK for hold in holds], [hold.peak(age) * BLOCK for hold in holds])
 
 
 class _Holds:
@@ -224,7 +223,8 @@ class _Holds:
         held = int(np.searchsorted(before, self.window - now, side="right"))
         self.hits += min(held, in_prompt)
         self._changes[now] += len(before) - held
-        self._expire(before[held:known])
+        if held < known:
+            self._expire(before[held:known])
 
     def _expire(self, age: npt.NDArray[np.float64]) -> None:
         for each, count in zip(*np.unique(age, return_counts=True), strict=True):
@@ -250,9 +250,7 @@ def _breaks(trace: Trace) -> Breaks:
         if lost > context / 2:
             cause = turn.cause or "unknown"
             name = str(turn.ref)
-            found.append(
-                Break(turn=name, cause=cause, pause=turn.pause, context_tokens=context, lost_tokens=lost)
-            )
+            found.append(Break(turn=name, cause=cause, pause=turn.pause, context_tokens=context, lost_tokens=lost))
     return Breaks(
         turns=len(found),
         lost_tokens=sum(each.lost_tokens for each in found),

@@ -26,28 +26,28 @@ def text(description: Description) -> str:
 
 
 SMALL = trace(
-    Turn(session="a", turn=0, at=0, append=[("tools", 160), ("a0", 160)], output=16, cause="start"),
-    Turn(session="a", turn=1, pause=30, append=[("a1", 64)], output=16, cause="tool"),
-    Turn(session="b", turn=0, at=100, append=[("tools", 160), ("b0", 80)], output=16, cause="start"),
-    Turn(session="a", turn=2, pause=500, keep=160, append=[("a2", 32)], output=0, cause="human"),
+    Turn(session="a", turn=0, at=0, append=[("tools", 640), ("a0", 640)], output=64, cause="start"),
+    Turn(session="a", turn=1, pause=30, append=[("a1", 256)], output=64, cause="tool"),
+    Turn(session="b", turn=0, at=100, append=[("tools", 640), ("b0", 320)], output=64, cause="start"),
+    Turn(session="a", turn=2, pause=500, keep=640, append=[("a2", 128)], output=0, cause="human"),
 )
 
 
 def test_totals_and_ideal_reuse():
     found = describe(SMALL)
     assert (found.sessions, found.families, found.turns) == (2, 2, 4)
-    assert found.prompt_tokens == 320 + 400 + 240 + 192
-    assert found.output_tokens == 48
-    assert found.ideal_tokens == 0 + 336 + 160 + 160
-    assert found.ideal_share == pytest.approx(656 / 1152)
-    assert found.shared_share == pytest.approx(160 / 1152)
+    assert found.prompt_tokens == 1280 + 1600 + 960 + 768
+    assert found.output_tokens == 192
+    assert found.ideal_tokens == 0 + 1344 + 640 + 640
+    assert found.ideal_share == pytest.approx(2624 / 4608)
+    assert found.shared_share == pytest.approx(640 / 4608)
     assert found.duration_s == 530
     assert found.causes == {"start": 2, "tool": 1, "human": 1}
 
 
 def test_unique_tokens_are_counted_once_with_their_prefix():
     found = describe(SMALL, kv_bytes_per_token=2**20)
-    assert found.unique_tokens == 160 + 160 + 16 + 64 + 16 + 80 + 16 + 32
+    assert found.unique_tokens == 640 + 640 + 64 + 256 + 64 + 320 + 64 + 128
     assert found.unique_gib == found.unique_tokens / 1024
     assert describe(SMALL).unique_gib is None
 
@@ -55,15 +55,15 @@ def test_unique_tokens_are_counted_once_with_their_prefix():
 def test_windows_serve_what_was_used_within_them():
     minute, five, hour = describe(SMALL).windows
     # a/1 finds all of a/0; b/0 finds the tools 70 s after a/1 used them; a/2 430 s after b/0 did.
-    assert minute.hit_share == pytest.approx(336 / 1152)
-    assert five.hit_share == pytest.approx((336 + 160) / 1152)
-    assert hour.hit_share == pytest.approx((336 + 160 + 160) / 1152)
+    assert minute.hit_share == pytest.approx(1344 / 4608)
+    assert five.hit_share == pytest.approx((1344 + 640) / 4608)
+    assert hour.hit_share == pytest.approx((1344 + 640 + 640) / 4608)
 
 
 def test_windows_hold_what_was_used_within_them():
     minute, five, hour = describe(SMALL, kv_bytes_per_token=2**20).windows
-    assert minute.tokens == 336 + 80
-    assert five.tokens == 336 + 80 + 80 + 16
+    assert minute.tokens == 1344 + 320
+    assert five.tokens == 1344 + 320 + 320 + 64
     assert hour.tokens == describe(SMALL).unique_tokens
     assert minute.gib == minute.tokens / 1024
 
@@ -85,7 +85,7 @@ def test_percentiles_of_pauses_are_by_cause_and_leave_out_first_turns():
     assert found["pause_human"].max == 500
     assert "pause_start" not in found
     assert found["turns_per_session"].max == 3
-    assert found["append"].max == 320
+    assert found["append"].max == 1280
     assert found["session_inter_arrival"].p50 == 100
     assert found["inter_arrival"].n == 3
 
@@ -95,7 +95,7 @@ def test_broken_prefixes_are_counted_and_the_worst_named():
     assert found.turns == 1
     assert found.causes == {"human": 1}
     (worst,) = found.worst
-    assert (worst.turn, worst.context_tokens, worst.lost_tokens) == ("a/2", 416, 256)
+    assert (worst.turn, worst.context_tokens, worst.lost_tokens) == ("a/2", 1664, 1024)
 
 
 def test_a_sub_agent_that_takes_only_the_tools_is_not_a_broken_prefix():
