@@ -12,6 +12,7 @@ from replay import __version__
 from replay.errors import ReplayError
 
 DEFAULT_DB = "replay.duckdb"
+PLAN_BACKENDS = ("vllm", "vllm-offload-cpu", "lmcache-cpu", "lmcache-disk")
 
 
 class _Group(click.Group):
@@ -278,6 +279,79 @@ def inspect(trace: str, model: str | None, as_json: bool) -> None:
     Console(highlight=False).print(render(found))
 
 
+@main.command()
+@click.argument("trace")
+@click.option(
+    "--backend", "backends", multiple=True, help="Backends to choose from [default: all that can be simulated]."
+)
+@_machine
+@click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override a field of every backend.")
+@click.option("--sessions", type=int, help="Sessions live at once [default: as the trace has them].")
+@click.option("--slo", help="Limit to keep, e.g. ttft_p95=2s.")
+@click.option("--price", "prices", multiple=True, metavar="K=V", help="gpu_hour, cpu_gib_month, disk_gib_month, ...")
+@click.option("--block-tokens", type=int, help="Granularity of the curve [default: the trace's or the backend's].")
+@click.option("--too-long", type=click.Choice(["refuse", "drop"]), default="refuse", show_default=True)
+@click.option("--no-predict", is_flag=True, help="Only the exact curve and the break-even; no simulation.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def plan(
+    trace: str,
+    backends: tuple[str, ...],
+    model: str | None,
+    gpu: str | None,
+    overrides: tuple[str, ...],
+    sessions: int | None,
+    slo: str | None,
+    prices: tuple[str, ...],
+    block_tokens: int | None,
+    too_long: str,
+    no_predict: bool,
+    as_json: bool,
+) -> None:
+    """How much GPU, CPU and disk cache TRACE needs, and whether a slower tier pays at all.
+
+    \b
+    Examples:
+      replay plan traces/claude_code.jsonl
+      replay plan traces/claude_code.jsonl --sessions 32 --slo ttft_p95=2s
+    """
+    import msgspec
+
+    from replay import runs
+    from replay.backends import connect, preset
+    from replay.engine import profiles
+    from replay.load.schedule import Settings
+    from replay.plan import planner
+    from replay.plan.render import render
+
+    read = _trace(trace)
+    presets = [preset.load(name, overrides) for name in backends or PLAN_BACKENDS]
+    settings = Settings(concurrency=sessions, too_long=too_long)
+
+    def simulate(choice: preset.Preset) -> dict[str, float | None]:
+        if not as_json:
+            _say(f"simulating {choice.name}")
+        return runs.predict(read, connect.Where(choice, model=model, gpu=gpu), settings)
+
+    found = planner.plan(
+        read,
+        profiles.model(model or connect.DEFAULT_MODEL),
+        profiles.gpu(gpu or connect.DEFAULT_GPU),
+        presets,
+        sessions=sessions,
+        slo=planner.Slo.parse(slo) if slo else None,
+        simulate=None if no_predict else simulate,
+        prices=planner.parse_prices(prices),
+        block_tokens=block_tokens,
+    )
+    _say("")
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found.as_dict())).decode())
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(render(found))
+
+
 @main.command("import")
 @click.argument("sources", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, help="Trace to write; .gz, .xz and .zst are compressed.")
@@ -321,7 +395,7 @@ class _files(_progress):
 @click.option("--sessions", type=int, required=True, help="Sessions to draw.")
 @click.option("--seed", type=int, default=0, show_default=True)
 def synth(profile: str, output: str, sessions: int, seed: int) -> None:
-    """Draw a synthetic trace: PROFILE is claude-code, doc-qa, evict-and-return or chat.
+    """Draw a synthetic trace: PROFILE is claude-code, doc-qa or evict-and-return.
 
     \b
     Example:

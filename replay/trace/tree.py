@@ -159,7 +159,7 @@ def _view(values: array[int]) -> npt.NDArray[np.int64]:
 
 
 @numba.njit(cache=True)
-def _fill(run, depth, size, start, parent, base, out):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+def _fill(run, depth, size, start, parent, base, out):  # type: ignore[no-untyped-def]
     end = depth // size
     while run >= 0 and end > 0:
         first = start[run] // size
