@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from replay.backends.preset import Preset
@@ -56,14 +57,21 @@ class SimBackend:
         """Empties GPU and CPU tier as a restart does; disk and remote stay."""
         self.engine.restart()
 
-    async def send(self, request: Request) -> Outcome:
-        """Runs one request through the engine model."""
+    async def send(self, request: Request, on_first_token: Callable[[float], None] | None = None) -> Outcome:
+        """Runs one request through the engine model.
+
+        `on_first_token` is called when the model has the first token, with the time on the event loop at
+        which the client would have it.
+        """
         sent = self.clock.now()
         output = max(1, request.output)
         problem = self._problem(request.prompt, output)
         if problem:
             return Outcome("error", problem, sent=sent, closed=sent)
         job = self._job(request, output)
+        if on_first_token is not None:
+            rest = self.cost.request_overhead(job.prompt) - self.cost.overhead_s
+            job.on_first_token = lambda when: on_first_token(when + rest)
         origin = asyncio.get_running_loop().time() - sent
         try:
             await self.engine.run(job, self._given(self._blocks), self._given(self._chunks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,6 +38,8 @@ class Job:
     busy_until: float = 0.0
     """When the last transfer of its KV from or to lower tiers ends."""
     first_token: float | None = None
+    on_first_token: Callable[[float], None] | None = None
+    """Called with the time of the first token when it is there."""
     last_token: float | None = None
     served: dict[str, int] | None = None
     """Prompt tokens by the tier that served them at its first admission: the tiers' names, and ``computed``."""

@@ -292,6 +292,8 @@ class Scheduler:
             self._prefill.remove(job)
             if job.first_token is None:
                 job.first_token = now
+                if job.on_first_token is not None:
+                    job.on_first_token(now)
         if complete:
             self._list_decoding()
         return bool(complete)
