@@ -71,9 +71,7 @@ def _working_set(found: Description) -> Table:
     for window in found.windows:
         gib, share = _gib(window.gib), f"{window.hit_share:.1%}"
         table.add_row(_duration(window.seconds), _number(window.tokens), gib, share)
-    table.add_row(
-        "for ever", _number(found.unique_tokens), _gib(found.unique_gib), f"{found.ideal_share:.1%}"
-    )
+    table.add_row("for ever", _number(found.unique_tokens), _gib(found.unique_gib), f"{found.ideal_share:.1%}")
     return table
 
 
