@@ -462,4 +462,4 @@ def sql(statement: str, db: str, fmt: str) -> None:
 
     from replay.results.sql import query
 
-    click.echo(query(db, statement, fmt, width=shutil.get_terminal_size().columns))  # type: ignore[arg-type]
+    _write(query(db, statement, fmt, width=shutil.get_terminal_size().columns), None)  # type: ignore[arg-type]

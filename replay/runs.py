@@ -19,6 +19,7 @@ import numpy as np
 import replay
 from replay.backends.connect import Where, connect
 from replay.backends.preset import Preset
+from replay.errors import ReplayError
 from replay.load import clock
 from replay.load.driver import Driver, Progress
 from replay.load.outcome import Backend
@@ -69,6 +70,34 @@ def execute(
     """
     run = _Run(trace, where, settings, store, name, watch, say)
     return clock.run(run.play(), virtual=where.simulated)
+
+
+def predict(trace: Trace, where: Where, settings: Settings) -> dict[str, float | None]:
+    """TTFT percentiles of a simulated run that is not stored.
+
+    Returns:
+        ``ttft_p50``, ``ttft_p90``, ``ttft_p95``, ``ttft_p99`` in seconds, from sent, linearly interpolated;
+        null if nothing was answered.
+
+    Raises:
+        ReplayError: the target is not ``sim``, or trace, backend and model do not fit together.
+    """
+    if not where.simulated:
+        raise ReplayError("predictions come from the engine model; use --target sim")
+    waits: list[float] = []
+
+    def take(row: dict[str, Any]) -> None:
+        if row["status"] == "ok":
+            waits.append(row["first_token"] - row["sent"])
+
+    async def play() -> None:
+        run_clock = clock.RunClock()
+        schedule = Schedule(trace, settings, where.max_context())
+        async with connect(where, run_clock, seed=settings.seed, outputs=settings.outputs) as backend:
+            await Driver(schedule, backend, take).run(run_clock)
+
+    clock.run(play(), virtual=True)
+    return {f"ttft_p{p}": float(np.percentile(waits, p)) if waits else None for p in (50, 90, 95, 99)}
 
 
 class _Run:

@@ -168,6 +168,23 @@ def plan(
     )
 
 
+def parse_prices(texts: Sequence[str]) -> dict[str, float] | None:
+    """Prices from ``KEY=NUMBER`` texts; null if there are none.
+
+    Raises:
+        ReplayError: not of that form, or an unknown key.
+    """
+    prices = {}
+    for text in texts:
+        key, _, number = text.partition("=")
+        try:
+            prices[key] = float(number)
+        except ValueError:
+            raise ReplayError(f"--price {text}: write it as KEY=NUMBER, e.g. gpu_hour=3.5") from None
+    _check_prices(prices or None)
+    return prices or None
+
+
 def curve_rows(curve: HitCurve, bytes_per_token: int) -> list[dict[str, float]]:
     """At most `GRID` rows on a geometric grid in rising capacity, from one block to the working set."""
     last = int(np.searchsorted(curve.tokens, curve.tokens[-1]))
