@@ -1,7 +1,7 @@
 """Times the import of block-hash traces: python benchmarks/import_blocks.py FOLDER_OR_FILE...
 
-Prints wall and CPU seconds, peak memory, turns and prompt tokens. The goal is a hundred traces in a few
-seconds: 465 files (31.6k requests, 58 M block ids) in at most 60 s on two cores.
+Prints wall and CPU seconds, peak memory, turns and prompt tokens. Goal: 465 files (31.6k requests,
+58 M block ids) in at most 60 s on two cores.
 """
 
 from __future__ import annotations

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from replay.errors import ReplayError
 from replay.trace import Trace, Turn, read, write
@@ -467,3 +470,56 @@ def test_files_of_both_formats_become_one_trace_and_progress_counts_all(tmp_path
     assert seen == [(1, 2), (2, 2)]
     assert result.header.name == "claude-code+t"
     assert result.header.block_tokens is None
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_lines_lost_repeated_or_out_of_order_still_give_a_valid_trace_with_each_call_once(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    main, side = subagent_logs()
+    main.human(400)
+    main.reply(405, "m3", 0, 17_000)
+    main.line(500, "system", subtype="compact_boundary", above=None, logicalParentUuid=main.last)
+    main.human(500)
+    main.reply(507, "m4", 15_000, 3_000)
+    lines = progress(main, side).lines + side.lines
+    chosen = data.draw(st.lists(st.sampled_from(range(len(lines))), min_size=1, max_size=2 * len(lines)))
+    split = data.draw(st.integers(0, len(chosen)))
+    files = {
+        f"{number}.jsonl": main.text([lines[k] for k in part])
+        for number, part in enumerate((chosen[:split], chosen[split:]))
+        if part
+    }
+    calls = set(re.findall(r'"id": "([ms]\d)"', "".join(files.values())))
+    folder = tmp_path_factory.mktemp("log")
+    if not calls:
+        with pytest.raises(ReplayError):
+            imported(folder, files, format="claude-code")
+        return
+    result = imported(folder, files, format="claude-code")
+    assert len(result.turns) == len(calls)
+    out = folder / "out.jsonl"
+    write(out, result.header, result.turns)
+    assert read(out).turns == result.turns
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        None,
+        7,
+        {"type": 5},
+        {"type": "tool_use", "id": 3, "input": None},
+        {"type": "text", "text": ["x"]},
+        {"type": "tool_result", "tool_use_id": ["x"]},
+    ],
+)
+def test_content_of_an_unexpected_form_does_no_harm(tmp_path: Path, block: Any) -> None:
+    log = Log()
+    log.line(0, "user", message={"role": "user", "content": [block]})
+    log.reply(4, "m1", 15_000, 1_000, "ok")
+    line = log.lines[1]
+    assert isinstance(line, dict)
+    line["message"]["content"] = [block]
+    assert len(imported(tmp_path, {"a.jsonl": log.text()}, keep_text=True).turns) == 1

@@ -169,7 +169,7 @@ class Log:
         ended = [block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"]
         node.said = "tool" if ended else "human"
         agent = line.agent_result()
-        for tool in filter(None, ended):
+        for tool in (tool for tool in ended if isinstance(tool, str)):
             self.results.setdefault(tool, Result(node, agent.in_background))
             if agent.agent_id:
                 self.launched.setdefault(Key(key.session, agent.agent_id), tool)

@@ -77,8 +77,9 @@ class Notes:
         self._counts[what] += times
 
     def say(self, line: str) -> None:
-        """Adds a line as it is."""
-        self._lines.append(line)
+        """Adds a line as it is, once."""
+        if line not in self._lines:
+            self._lines.append(line)
 
     def lines(self) -> list[str]:
         """All lines; kinds that never happened are absent."""
