@@ -117,7 +117,9 @@ SELECT
       THEN coalesce(gpu_tokens, 0) + coalesce(cpu_tokens, 0) + coalesce(disk_tokens, 0)
          + coalesce(remote_tokens, 0) + coalesce(external_tokens, 0)
   END AS served_tokens,
-  greatest(ideal_tokens - served_tokens, 0) AS loss_total
+  -- (not greatest(), which takes no notice of NULL)
+  CASE WHEN ideal_tokens > served_tokens THEN ideal_tokens - served_tokens WHEN ideal_tokens <= served_tokens THEN 0 END
+    AS loss_total
 FROM requests;
 
 -- Runs, newest first, with the number of requests by status.

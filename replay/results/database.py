@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -28,9 +29,9 @@ def open_writable(path: str | Path) -> duckdb.DuckDBPyConnection:
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise ReplayError(f"{path}: the folder {path.parent} does not exist; create it or choose another --db")
-    if path.exists() and path.stat().st_size == 0:
-        raise ReplayError(f"{path}: an empty file, not a results file; remove it or choose another --db")
+        raise ReplayError(f"{path}: no folder {path.parent}; create it or choose another --db")
+    if path.exists():
+        _check_kind(path)
     con = _connect(path, read_only=False)
     try:
         con.execute("BEGIN")
@@ -53,8 +54,7 @@ def open_readable(path: str | Path) -> duckdb.DuckDBPyConnection:
     path = Path(path)
     if not path.exists():
         raise ReplayError(f"{path}: no such results file; `replay run` writes one, --db names it")
-    if path.is_file() and path.stat().st_size == 0:
-        raise ReplayError(f"{path}: an empty file, not a results file; `replay run` writes one")
+    _check_kind(path)
     con = _connect(path, read_only=True)
     try:
         current = _is_current(con, path)
@@ -85,12 +85,27 @@ def describe(error: duckdb.Error) -> str:
     return " ".join(re.split(r"\n\s*\n|\nLINE ", text)[0].split())
 
 
+def _check_kind(path: Path) -> None:
+    """DuckDB would take some other files, such as JSON, for something to load; so its mark is checked first."""
+    if path.is_dir():
+        raise ReplayError(f"{path}: a folder, not a results file; name a file with --db")
+    try:
+        with path.open("rb") as file:
+            start = file.read(12)
+    except OSError as error:
+        raise ReplayError(f"{path}: cannot read it: {error.strerror}; check its permissions") from error
+    if not start:
+        raise ReplayError(f"{path}: an empty file, not a results file; remove it or choose another --db")
+    if start[8:] != b"DUCK":
+        raise ReplayError(f"{path}: not a DuckDB file; name a results file of replay with --db")
+
+
 def _connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
     config: dict[str, str | bool | int | float | list[str]] = dict(_STORAGE)
     if read_only:
         config = {"enable_external_access": "false", "lock_configuration": "true"}
     try:
-        return duckdb.connect(str(path), read_only=read_only, config=config)
+        return duckdb.connect(str(path.absolute()), read_only=read_only, config=config)
     except duckdb.Error as error:
         raise _explain(path, error) from error
 
@@ -105,8 +120,6 @@ def _explain(path: Path, error: duckdb.Error) -> ReplayError:
         )
     if isinstance(error, duckdb.ConnectionException):
         return ReplayError(f"{path}: this process has the results file open in another mode; close it first")
-    if "not a valid DuckDB database" in text:
-        return ReplayError(f"{path}: not a DuckDB file; name a results file of replay with --db")
     if "database file with version number" in text:
         return ReplayError(f"{path}: written by a newer DuckDB than {duckdb.__version__}; upgrade duckdb to read it")
     return ReplayError(f"{path}: cannot open the results file: {describe(error)}; check the path and its permissions")
@@ -134,17 +147,21 @@ def _file_version(con: duckdb.DuckDBPyConnection, path: Path) -> int | None:
 
 
 def _missing(con: duckdb.DuckDBPyConnection) -> list[tuple[str, str, str]]:
-    """(table, column, type) that the schema has and this file lacks."""
-    with duckdb.connect(":memory:") as model:
-        model.execute(data_path("schemas", "results.sql").read_text("utf-8"))
-        wanted = {table: columns(model, table) for table in TABLES}
+    """(table, column, type) that the schema has and this file's tables lack."""
     present = {table: columns(con, table) for table in TABLES}
     return [
         (table, name, kind)
-        for table, cells in wanted.items()
+        for table, cells in _wanted().items()
         for name, kind in cells.items()
         if present[table] and name not in present[table]
     ]
+
+
+@cache
+def _wanted() -> dict[str, dict[str, str]]:
+    with duckdb.connect(":memory:") as model:
+        model.execute(data_path("schemas", "results.sql").read_text("utf-8"))
+        return {table: columns(model, table) for table in TABLES}
 
 
 def _is_current(con: duckdb.DuckDBPyConnection, path: Path) -> bool:

@@ -64,14 +64,12 @@ def footer(report: Report) -> list[str]:
     """Pace, the other latencies, what the client noticed, and where to read on."""
     per = report.throughput
     requests, output = units.rate(per["requests_per_s"]), units.rate(per["output_tokens_per_s"])
-    cells = (("End to end", report.e2e_s["all"]), ("per output token", report.itl_s["all"]))
-    latencies = (
-        f"{label} p50 {units.seconds(cell['p50'])} s, p95 {units.seconds(cell['p95'])} s" for label, cell in cells
-    )
+    e2e, itl = report.e2e_s["all"], report.itl_s["all"]
     check = report.self_check
     return [
         f"Pace: {requests} requests/s, {output} output tokens/s over {units.duration(per['seconds'])}.",
-        f"{'; '.join(latencies)}.",
+        f"End to end p50 {units.duration(e2e['p50'])}, p95 {units.duration(e2e['p95'])}; "
+        f"inter-token p50 {units.milliseconds(itl['p50'])}, p95 {units.milliseconds(itl['p95'])}.",
         f"Client: p99 {units.seconds(check['schedule_drift_p99_s'])} s behind schedule, "
         f"at most {units.tokens(check['peak_in_flight'])} in flight.",
         f"Cache before the run: {units.plain(check['cache_before'] or 'unknown')}.",
@@ -194,11 +192,11 @@ def _sessions(report: Report, ascii_only: bool) -> Iterator[Section]:
     worst = [row for row in report.sessions if row["lost"] is None or row["lost"] > 0 or row["failed"]][:WORST]
     if len(report.sessions) < 2 or not worst:
         return
+    columns: tuple[str, ...] = ("session", "requests", "lost", "evicted", "prefill", "TTFT max")
     rows: list[tuple[str, ...]] = [
         (
             units.plain(row["session"]),
             units.tokens(row["requests"]),
-            units.tokens(row["failed"]) if row["failed"] else "",
             units.tokens(row["lost"]),
             units.tokens(row["evicted"]),
             units.duration(row["recompute_s"]),
@@ -206,5 +204,7 @@ def _sessions(report: Report, ascii_only: bool) -> Iterator[Section]:
         )
         for row in worst
     ]
-    columns = ("session", "requests", "failed", "lost", "evicted", "prefill", "TTFT max")
+    if any(row["failed"] for row in worst):
+        columns = (*columns, "failed")
+        rows = [(*cells, units.tokens(row["failed"])) for cells, row in zip(rows, worst, strict=True)]
     yield Section("Sessions that lost most", columns, rows)

@@ -44,6 +44,11 @@ def seconds(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 0.1 else digits(value)
 
 
+def milliseconds(value: float | None) -> str:
+    """A short time, given in seconds, with its unit: ``12.0 ms``."""
+    return UNKNOWN if value is None else f"{digits(1000 * value)} ms"
+
+
 def duration(value: float | None) -> str:
     """A length of time with its unit: ``41.2 s``, ``7.3 min``, ``10.6 h``."""
     if value is None:

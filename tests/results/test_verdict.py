@@ -1,0 +1,99 @@
+"""Each reason to distrust a run, and its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay.results.report import LOSSES, report
+from replay.results.verdict import verdict
+
+GOOD: dict[str, Any] = {
+    "turns": 1000, "ok": 1000, "errors": 0, "dropped": 0, "cancelled": 0, "repeated": 0, "drift_p99": 0.0,
+    "truncated": 0, "unbalanced": 0, "warm": 0, "unattributed": 0, "timed": 1000, "common_error": None,
+    "peak_in_flight": 4,
+}  # fmt: skip
+
+Write = Callable[..., Path]
+Rows = Callable[..., list[dict[str, Any]]]
+
+
+def test_a_clean_run_is_valid_without_reasons() -> None:
+    assert verdict(GOOD, {}) == ("valid", [])
+
+
+@pytest.mark.parametrize(
+    ("checks", "self_check", "expected", "words"),
+    [
+        ({"ok": 989, "errors": 11}, {}, "invalid", "11 of 1,000 requests failed"),
+        ({"ok": 989, "errors": 1, "dropped": 10}, {}, "invalid", "10 dropped after them"),
+        ({"ok": 990, "errors": 10, "common_error": "HTTP 500"}, {}, "partial", "mostly: HTTP 500"),
+        ({"ok": 0, "timed": 0, "turns": 0}, {}, "invalid", "no request succeeded"),
+        ({"ok": 990, "cancelled": 10}, {}, "partial", "10 requests cancelled"),
+        ({"truncated": 1}, {}, "partial", "1 request had a prompt shorter than the trace's"),
+        ({"truncated": 11}, {}, "invalid", "prompt shorter"),
+        ({}, {"truncated": 11}, "invalid", "prompt shorter"),
+        ({"unbalanced": 1}, {}, "partial", "do not add up"),
+        ({"unbalanced": 11}, {}, "invalid", "do not add up"),
+        ({"warm": 11}, {}, "invalid", "the cache was not empty"),
+        ({"repeated": 1}, {}, "invalid", "1 turn recorded more than once"),
+        ({"drift_p99": 0.2}, {}, "partial", "p99 0.20 s after they were due"),
+        ({"drift_p99": 2.0}, {}, "invalid", "left late"),
+        ({"drift_p99": None}, {}, "valid", None),
+        ({}, {"loop_lag_p99_s": 0.2}, "partial", "the client was saturated"),
+        ({}, {"loop_lag_p99_s": 0.6}, "invalid", "the client was saturated"),
+        ({}, {"loop_lag_p99_s": None}, "valid", None),
+        ({}, {"counters_moved": True}, "invalid", "counters moved before the run"),
+        ({}, {"timestamp_quantum_s": 1}, "valid", "multiples of 1 s"),
+        ({}, {"warnings": ["clock stepped"]}, "valid", "clock stepped"),
+        ({"unattributed": 10}, {}, "valid", "does not say what served 10 of 1,000 requests"),
+        ({"timed": 99}, {}, "valid", "too few requests for p99: 99"),
+        ({"timed": 9}, {}, "valid", "too few requests for p90, p95, p99: 9"),
+    ],
+)
+def test_each_reason_has_its_weight(
+    checks: dict[str, Any], self_check: dict[str, Any], expected: str, words: str | None
+) -> None:
+    found, reasons = verdict({**GOOD, **checks}, self_check)
+    assert found == expected
+    assert (words is None and not reasons) or any(words in reason for reason in reasons if words)
+
+
+def test_only_a_complete_run_is_valid() -> None:
+    assert verdict(GOOD, {}, status="partial") == ("partial", ["the run was stopped before its end"])
+    assert verdict(GOOD, {}, status="running") == ("partial", ["the run has not ended"])
+
+
+def test_the_gravest_reason_comes_first() -> None:
+    _, reasons = verdict({**GOOD, "timed": 50, "unbalanced": 1, "repeated": 2}, {})
+    assert [reason.split()[-1] for reason in reasons] == ["once", "loss", "50"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"computed_tokens": 5}, "do not add up"),
+        ({"lost_evicted": 77}, "do not add up"),
+        ({"prompt_tokens": 900}, "prompt shorter"),
+        ({"sent": 1e9}, "left late"),
+        ({"ideal_tokens": 0}, "the cache was not empty"),
+    ],
+)
+def test_faults_in_the_rows_are_found(write: Write, make_rows: Rows, change: dict[str, Any], words: str) -> None:
+    shown = report(write(make_rows(**change)))
+    assert shown.run["verdict"] == "invalid"
+    assert any(words in reason for reason in shown.run["reasons"])
+
+
+def test_a_turn_written_twice_is_found(write: Write, make_rows: Rows) -> None:
+    rows = make_rows()
+    shown = report(write([*rows, rows[0]]))
+    assert "1 turn recorded more than once" in shown.run["reasons"]
+
+
+def test_a_tier_nobody_sees_does_not_unbalance(write: Write, make_rows: Rows) -> None:
+    unseen: dict[str, Any] = dict.fromkeys(("disk_tokens", "computed_tokens", *(f"lost_{cause}" for cause in LOSSES)))
+    assert report(write(make_rows(**unseen))).run["verdict"] == "valid"
