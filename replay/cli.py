@@ -87,6 +87,7 @@ def _trace(path: str) -> Any:
     show_default=True,
     help="Prompts beyond the model's context.",
 )
+@click.option("--restart-at", type=float, metavar="SECONDS", help="Restart the engine then: what does the disk bring back?")
 @click.option("--seed", type=int, default=0, help="Seed of token content.")
 @click.option("--name", help="Name of the run [default: the backend's].")
 @click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the server's API key.")

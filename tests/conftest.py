@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Machines are noisy and the first example of a test may compile its kernels: time decides nothing here.
+settings.register_profile("replay", deadline=None)
+settings.load_profile("replay")
 
 ROOT = Path(__file__).resolve().parent.parent
 

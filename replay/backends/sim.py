@@ -53,7 +53,7 @@ class SimBackend:
         """Empties the GPU tier, and with `cold` all tiers; see `Engine.reset`."""
         self.engine.reset(cold=cold)
 
-    def restart(self) -> None:
+    async def restart(self) -> None:
         """Empties GPU and CPU tier as a restart does; disk and remote stay."""
         self.engine.restart()
 

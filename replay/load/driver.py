@@ -40,11 +40,13 @@ class Progress:
     now: float = 0.0
     """Seconds from the run's start."""
     skipped_s: float = 0.0
-    """Idle seconds jumped over (``--skip-idle``)."""
+    """Idle seconds jumped over (``--skip-idle``), less those of a restart."""
     drift: list[float] = field(default_factory=list)
     """Seconds from due to sent, per step."""
     lag: list[float] = field(default_factory=list)
     """Seconds by which the event loop woke late, sampled (real clock only)."""
+    restarted_at: float | None = None
+    """When the engine was restarted (``--restart-at``), on the schedule's time."""
     stopped: bool = False
     """The run was interrupted."""
 
@@ -81,6 +83,7 @@ class Driver:
         self._over = [False] * len(self._steps)
         self._timers: list[tuple[float, int]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._restart_at = schedule.settings.restart_at
 
     async def run(self, clock: RunClock) -> Progress:
         """Sends everything and returns when the last answer is in, or after `stop`.
@@ -97,7 +100,10 @@ class Driver:
         try:
             while self.progress.done < self.progress.total and not self.progress.stopped:
                 self._open_families()
-                self._send_due()
+                if self._restart_due():
+                    await self._restart()
+                else:
+                    self._send_due()
                 await self._sleep()
         finally:
             if lag is not None:
@@ -122,8 +128,9 @@ class Driver:
             return
         loop = asyncio.get_running_loop()
         timer = None
-        if self._timers:
-            wait = self._timers[0][0] - self._now()
+        alarm = self._next_alarm()
+        if alarm is not None:
+            wait = alarm - self._now()
             if wait > 0 and self._settings.skip_idle and self.progress.in_flight == 0:
                 self.progress.skipped_s += wait
                 return
@@ -132,6 +139,31 @@ class Driver:
         self._wake.clear()
         if timer is not None:
             timer.cancel()
+
+    def _next_alarm(self) -> float | None:
+        """When something is to be done next, if nothing is answered before."""
+        if self._restart_due():
+            return None
+        times = [] if not self._timers else [self._timers[0][0]]
+        if self._timers and self._restart_at is not None:
+            times.append(self._restart_at)
+        return min(times, default=None)
+
+    # Restart of the engine: nothing is sent until all is answered and the engine is back, and the
+    # schedule's time stands still meanwhile, so that no request counts as late.
+
+    def _restart_due(self) -> bool:
+        return self._restart_at is not None and self._now() >= self._restart_at - _TICK
+
+    async def _restart(self) -> None:
+        if self.progress.in_flight:
+            return
+        began = self._now()
+        self._restart_at = None
+        await self.backend.restart()
+        self.progress.skipped_s -= self._now() - began
+        self.progress.restarted_at = began
+        self._wake.set()
 
     # Families and slots.
 

@@ -102,5 +102,12 @@ class Backend(Protocol):
     async def send(self, request: Request) -> Outcome:
         """Sends one request and waits for its end."""
 
+    async def restart(self) -> None:
+        """Restarts the engine: what only its process held is lost, what lies on disk or elsewhere stays.
+
+        Raises:
+            ReplayError: this backend cannot do that.
+        """
+
     def describe(self) -> dict[str, Any]:
         """What is stored with the run: engine, versions, capacities per tier, cache state before the run."""

@@ -34,6 +34,8 @@ class Settings:
     """Send each turn that has a recorded time at that time, late ones at once, instead of after its pause."""
     too_long: str = "refuse"
     """Prompts beyond the model's context: ``refuse`` the run, or ``drop`` the turn and what depends on it."""
+    restart_at: float | None = None
+    """Seconds from the run's start at which the engine is restarted, once nothing is in flight; null: never."""
     seed: int = 0
     """Seed of token content, added to the trace's."""
 
@@ -46,6 +48,8 @@ class Settings:
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise ReplayError(f"--{name.replace('_', '-')} must be a positive number, not {value}")
+        if self.restart_at is not None and not 0 <= self.restart_at < float("inf"):
+            raise ReplayError(f"--restart-at must be a time in seconds, not {self.restart_at}")
         if self.absolute and self.concurrency:
             raise ReplayError("--absolute sends at recorded times and --concurrency when a slot frees; choose one")
 
@@ -109,6 +113,10 @@ class Schedule:
         for number in range(wanted):
             self._add_family(families[number % len(families)], number, clone=number // len(families))
         self.families = wanted
+        if len({step.id for step in self.steps}) < len(self.steps):
+            raise ReplayError(
+                f"{trace.header.name}: clones are named 'session#2', and the trace has sessions so named; rename them"
+            )
         self.too_long = self._drop_too_long(max_context)
         """Turns dropped because their prompt does not fit the model, without those that depend on them."""
 

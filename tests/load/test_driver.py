@@ -111,6 +111,23 @@ def test_stop_records_what_was_in_flight_as_cancelled():
     assert [row["status"] for row in rows.values()] == ["cancelled"]
 
 
+def test_a_restart_waits_for_what_is_in_flight_and_makes_nothing_late():
+    class Restartable(Server):
+        restarted: float | None = None
+
+        async def restart(self) -> None:
+            await asyncio.sleep(60.0)
+            self.restarted = asyncio.get_running_loop().time()
+
+    turns = [turn("a", 0), turn("a", 1, pause=1.0), turn("b", 0, at=0.5), turn("c", 0, at=0.8)]
+    server = Restartable(service=2.0)
+    rows, progress, _ = replay(turns, server, restart_at=0.6)
+    assert server.restarted == 62.5, "b was answered at 2.5"
+    assert progress.restarted_at == 2.5
+    assert rows["c/0"]["sent"] == rows["c/0"]["due"] + 1.7 == 62.5, "due while the engine was away"
+    assert rows["a/1"]["due"] == rows["a/1"]["sent"] == 63.0, "its pause of 1 s began at 2.0"
+
+
 def test_absolute_times_slip_instead_of_pausing():
     rows, _, _ = replay([turn("a", 0), turn("a", 1, at=0.25, pause=9.0)], absolute=True)
     assert rows["a/1"]["due"] == 0.25
