@@ -284,6 +284,8 @@ class HttpBackend:
         served = attribution.tiers(self.preset, reply.usage, reply.extra)
         outcome.gpu, outcome.cpu, outcome.disk, outcome.remote = served[:4]
         outcome.external, outcome.computed, outcome.tier_source = served[4:]
+        if attribution.take_model(reply.extra, outcome):
+            return
         if outcome.prompt_tokens is not None:
             known = request.ideal if self._live else prefilled
             outcome.lost = loss.split(

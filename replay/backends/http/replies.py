@@ -40,11 +40,12 @@ class _Chunk(msgspec.Struct):
     kv_transfer_params: Any = None
     sglext: Any = None
     metrics: Any = None
+    replay: Any = None
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _ANY = msgspec.json.Decoder()
-_EXTRAS = ("kv_transfer_params", "sglext", "metrics")
+_EXTRAS = ("kv_transfer_params", "sglext", "metrics", "replay")
 
 
 class Reply:
@@ -57,7 +58,8 @@ class Reply:
         self.usage: dict[str, Any] = {}
         """The last usage that was not null."""
         self.extra: dict[str, Any] = {}
-        """Fields beyond usage that tell tiers or times: `kv_transfer_params`, `sglext`, `metrics`."""
+        """Fields beyond usage that tell tiers or times: `kv_transfer_params`, `sglext`, `metrics`,
+        and `replay` of the engine model over HTTP."""
         self.output_ids: list[int] = []
         self.error: Any = None
         """What an error event held."""

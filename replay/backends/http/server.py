@@ -78,19 +78,27 @@ class Server:
         for item in models:
             if item.get("id") == about["model"] and isinstance(item.get("max_model_len"), int):
                 about["max_context"] = item["max_model_len"]
-        about["version"] = await self._version(preset)
+        about |= await self._version(preset)
         return about
 
-    async def _version(self, preset: Preset) -> str | None:
+    async def _version(self, preset: Preset) -> dict[str, Any]:
+        """The engine's ``version``, and ``simulated`` if it is the engine model of `replay serve`."""
+        unknown = {"version": None, "simulated": False}
         path = {"vllm": "/version", "sglang": "/get_server_info"}.get(preset.engine)
         if path is None:
-            return None
+            return unknown
         try:
             status, body = await self.ask("GET", path)
-            version = msgspec.json.decode(body).get("version") if status == 200 else None
-        except (WireError, msgspec.DecodeError, AttributeError):
-            return None
-        return version if isinstance(version, str) else None
+            said = msgspec.json.decode(body) if status == 200 else None
+        except (WireError, msgspec.DecodeError, UnicodeDecodeError):
+            return unknown
+        if not isinstance(said, dict):
+            return unknown
+        version = said.get("version")
+        return {
+            "version": version if isinstance(version, str) else None,
+            "simulated": said.get("simulated") is True,
+        }
 
     async def reset(self, preset: Preset) -> None:
         """Empties the prefix cache; waits while the engine says that blocks are in use.

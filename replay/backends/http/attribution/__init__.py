@@ -6,5 +6,6 @@ reply and of the fields beside it (see `replies.Reply`).
 
 from replay.backends.http.attribution.choose import tiers
 from replay.backends.http.attribution.served import Served, Usage, read_usage
+from replay.backends.http.attribution.simulated import take_model
 
-__all__ = ["Served", "Usage", "read_usage", "tiers"]
+__all__ = ["Served", "Usage", "read_usage", "take_model", "tiers"]

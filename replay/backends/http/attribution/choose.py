@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replay.backends.http.attribution import hosted, lmcache, sglang, vllm
+from replay.backends.http.attribution import hosted, lmcache, sglang, simulated, vllm
 from replay.backends.http.attribution.served import Served
 from replay.backends.preset import Preset
 
@@ -17,6 +17,9 @@ def tiers(preset: Preset, usage: dict[str, Any], extra: dict[str, Any]) -> Serve
         usage: the reply's last usage, ``{}`` where it has none.
         extra: the reply's `kv_transfer_params`, `sglext` and, from an LMCache server's event bus, `lookup`.
     """
+    model = simulated.tiers(usage)
+    if model is not None:
+        return model
     if preset.engine == "sglang":
         return sglang.tiers(preset, usage, extra)
     if preset.engine != "vllm":

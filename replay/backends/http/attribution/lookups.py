@@ -123,7 +123,8 @@ class Lookups:
             text = line.decode(errors="replace")
             record = self._parse(text)
             if record is not None:
-                self._found.setdefault(*record)
+                request, fields = record
+                self._found[request] = {**fields, **self._found.get(request, {})}
                 continue
             event = chunk_event(text)
             if event is not None:
