@@ -9,7 +9,7 @@ from typing import Any
 from replay.results import units
 from replay.results.report import LOSSES, SERVED_FROM, TIERS, Report
 
-BAR = 18
+BAR = 14
 """Characters of the longest bar."""
 WORST = 5
 """Sessions shown."""
@@ -80,8 +80,8 @@ def footer(report: Report) -> list[str]:
 
 def _how(run: dict[str, Any]) -> Iterator[str]:
     """How the trace was played, leaving out what is as recorded."""
-    yield f"{units.tokens(run['sessions'])} sessions"
-    yield f"{units.tokens(run['turns'])} turns"
+    yield units.count(run["sessions"], "session")
+    yield units.count(run["turns"], "turn")
     if (run["duplication"] or 1) != 1:
         yield f"each session {run['duplication']:g} times"
     if run["concurrency"]:
@@ -113,7 +113,7 @@ def _tokens(report: Report, ascii_only: bool) -> Iterator[Section]:
         n, use, size = tokens[source], report.tiers.get(source) or {}, sizes.get(source)
         if (n is None and not size) or (source == "unknown" and not n):
             continue
-        speed = use.get("gb_per_s")
+        speed, seconds, timed = use.get("gb_per_s"), use.get("seconds"), use.get("timed")
         rows.append(
             (
                 source,
@@ -121,6 +121,7 @@ def _tokens(report: Report, ascii_only: bool) -> Iterator[Section]:
                 units.share(n, prompt),
                 units.bar(n, prompt, BAR, ascii_only=ascii_only),
                 units.tokens(use["loads"]) if use else "",
+                units.seconds(seconds / timed) if seconds is not None and timed else "",
                 units.digits(speed) if speed else "",
                 units.tokens(size) if size else "",
             )
@@ -130,7 +131,7 @@ def _tokens(report: Report, ascii_only: bool) -> Iterator[Section]:
         f"The tiers served {units.share(sum(known) if known else None, prompt)} of prompt tokens; "
         f"an unbounded cache would serve {units.share(tokens['ideal'], prompt)}."
     )
-    columns = ("from", "tokens", "share", "", "requests", "GB/s", "tier holds")
+    columns = ("from", "tokens", "share", "", "requests", "s/load", "GB/s", "holds")
     yield Section(f"Where {units.tokens(prompt)} prompt tokens came from", columns, rows, [line], left=(0, 3))
 
 
@@ -138,6 +139,9 @@ def _loss(report: Report, ascii_only: bool) -> Iterator[Section]:
     loss, total = report.loss, report.loss["total"]
     if total is None:
         yield Section("Lost reuse: unknown, the backend does not say what it served")
+        return
+    if total == 0:
+        yield Section("Lost reuse: none")
         return
     title = f"Lost reuse: {units.tokens(total)} tokens, {units.share(total, report.tokens['ideal'])} of the ideal"
     if loss["recompute_s"] is not None:

@@ -14,7 +14,18 @@ from replay.resources import data_path
 
 def rows(con: duckdb.DuckDBPyConnection, report: str, run_id: str) -> list[dict[str, Any]]:
     """The rows of ``reports/<report>.sql`` for a run, as dicts by column name."""
-    cursor = con.execute(_sql(report), {"run": run_id})
+    return select(con, report, run=run_id)
+
+
+def select(con: duckdb.DuckDBPyConnection, report: str, **params: Any) -> list[dict[str, Any]]:
+    """The rows of ``reports/<report>.sql``, as dicts by column name.
+
+    Args:
+        con: connection to a results file.
+        report: name of the file.
+        params: what it calls ``$name``.
+    """
+    cursor = con.execute(text(report), params or None)
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
@@ -67,5 +78,6 @@ def find_run(con: duckdb.DuckDBPyConnection, wanted: str | None, *, source: str 
 
 
 @cache
-def _sql(report: str) -> str:
+def text(report: str) -> str:
+    """The statement in ``reports/<report>.sql``."""
     return data_path("reports", f"{report}.sql").read_text("utf-8")

@@ -35,7 +35,11 @@ def show(report: Report, console: Console | None = None) -> None:
     """Prints a report; plain where the output is no terminal, colourless where ``NO_COLOR`` is set."""
     console = console or Console(highlight=False)
     console.width = min(console.width, 2 * WIDTH)
-    console.print(table(report, ascii_only=console.options.ascii_only))
+    ascii_only = console.options.ascii_only
+    if console.is_terminal:
+        console.print(table(report, ascii_only=ascii_only))
+    else:
+        console.file.write(text(report, width=console.width, ascii_only=ascii_only))
 
 
 def table(report: Report, *, ascii_only: bool = False) -> RenderableType:
@@ -57,11 +61,11 @@ def table(report: Report, *, ascii_only: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def text(report: Report, *, width: int = WIDTH) -> str:
-    """A report as plain text."""
+def text(report: Report, *, width: int = WIDTH, ascii_only: bool = False) -> str:
+    """A report as plain text, without padding at the ends of lines."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False)
-    console.print(table(report))
+    console.print(table(report, ascii_only=ascii_only))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 

@@ -19,6 +19,11 @@ def tokens(n: float | None) -> str:
     return f"{n / 1e12:,.1f} T"
 
 
+def count(n: int | None, noun: str) -> str:
+    """``1 turn``, ``2,037 turns``."""
+    return f"{UNKNOWN if n is None else f'{n:,}'} {noun}{'' if n == 1 else 's'}"
+
+
 def share(part: float | None, whole: float | None) -> str:
     """A percentage with one decimal; what is not nothing never reads 0.0 %, nor what is not all 100.0 %."""
     if part is None or not whole:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import duckdb
 
-from replay.results import queries
+from replay.results import queries, units
 
 Verdict = Literal["valid", "partial", "invalid"]
 
@@ -58,24 +58,26 @@ def _completeness(checks: Mapping[str, Any], status: str, invalid: _Reasons, par
     partial.add_if(status == "partial", "the run was stopped before its end")
     partial.add_if(status == "running", "the run has not ended")
     invalid.add_if(not checks["ok"], "no request succeeded")
-    partial.add_if(bool(checks["cancelled"]), f"{_count(checks['cancelled'], 'request')} cancelled")
-    invalid.add_if(bool(checks["repeated"]), f"{_count(checks['repeated'], 'turn')} recorded more than once")
+    partial.add_if(bool(checks["cancelled"]), f"{units.count(checks['cancelled'], 'request')} cancelled")
+    invalid.add_if(bool(checks["repeated"]), f"{units.count(checks['repeated'], 'turn')} recorded more than once")
 
 
 def _requests(checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons) -> None:
     ended = checks["turns"] - checks["cancelled"]
     failed = checks["errors"] + checks["dropped"]
     said = f" (mostly: {checks['common_error'][:120]})" if checks["common_error"] else ""
-    (invalid if failed > MAX_SHARE * ended else partial).add_if(
-        failed > 0,
-        f"{checks['errors']:,} of {_count(ended, 'request')} failed, {checks['dropped']:,} dropped after them{said}",
+    errors, dropped = (
+        f"{checks['errors']:,} of {units.count(ended, 'request')} failed",
+        f"{checks['dropped']:,} dropped",
     )
+    (invalid if failed > MAX_SHARE * ended else partial).add_if(failed > 0, f"{errors}, {dropped} after them{said}")
     for n, what in (
         (max(checks["truncated"], self_check.get("truncated") or 0), "had a prompt shorter than the trace's"),
         (checks["unbalanced"], "do not add up: tiers to the prompt, or causes to the loss"),
         (checks["warm"], "reused more than this run had sent: the cache was not empty"),
     ):
-        (invalid if n > MAX_SHARE * checks["ok"] else partial).add_if(n > 0, f"{_count(n, 'request')} {what}")
+        grave = n > MAX_SHARE * checks["ok"]
+        (invalid if grave else partial).add_if(n > 0, f"{units.count(n, 'request')} {what}")
     moved = self_check.get("counters_moved") is True
     invalid.add_if(moved, "the server's counters moved before the run: someone else uses it")
 
@@ -95,12 +97,8 @@ def _warnings(checks: Mapping[str, Any], self_check: Mapping[str, Any], warnings
     ok = checks["ok"]
     warnings.add_if(
         bool(ok and checks["unattributed"]),
-        f"the backend does not say what served {checks['unattributed']} of {_count(ok, 'request')}",
+        f"the backend does not say what served {checks['unattributed']} of {units.count(ok, 'request')}",
     )
     missing = [name for name, least in (("p90", 10), ("p95", 20), ("p99", 100)) if checks["timed"] < least]
     warnings.add_if(bool(ok and missing), f"too few requests for {', '.join(missing)}: {checks['timed']:,}")
     warnings.extend(str(text) for text in self_check.get("warnings") or ())
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

@@ -133,9 +133,9 @@ def test_a_file_of_an_unknown_version_is_refused_and_left_alone(tmp_path: Path, 
 
 def test_columns_of_a_newer_release_do_no_harm(write: Callable[..., Path]) -> None:
     path = write()
+    before = report(path).tokens
     with duckdb.connect(str(path)) as con:
         con.execute("ALTER TABLE requests ADD COLUMN colour VARCHAR")
-    before = report(path).tokens
     with Store.create_or_open(path) as store:
         store.add({"session": "new", "turn": 0, "status": "ok", "colour": "red"}, run_id=report(store).run["id"])
     assert report(path).tokens == before
