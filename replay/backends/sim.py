@@ -23,7 +23,9 @@ class SimBackend:
     """A `Backend` that simulates one engine instance with the tiers of a preset."""
 
     def __init__(self, preset: Preset, model: str, gpu: str, clock: Clock):
-        """Args:
+        """A backend with empty tiers.
+
+        Args:
             preset: engine, connector and tiers.
             model: name of a model profile, or a path to one or to a ``config.json``.
             gpu: name of a GPU profile, or a path to one.
@@ -89,10 +91,9 @@ class SimBackend:
             prompt_tokens=job.prompt,
             output_tokens=output,
             gpu=job.served["gpu"],
-            cpu=job.served.get("cpu", 0),
-            disk=job.served.get("disk", 0),
-            remote=job.served.get("remote", 0),
-            external=0,
+            cpu=job.served.get("cpu"),
+            disk=job.served.get("disk"),
+            remote=job.served.get("remote"),
             computed=job.served["computed"],
             tier_source="simulated",
             lost={**job.lost, "diverged": 0, "unknown": 0},
