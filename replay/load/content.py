@@ -27,6 +27,7 @@ Buffer = bytes | memoryview
 DEFAULT_VOCABULARY = range(1_000, 30_000)
 
 _CACHE_BYTES = 64 << 20
+_SEGMENT_SHARE = 4
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -81,7 +82,8 @@ class Content:
         """Args:
         seed: of the trace; equal seeds give equal tokens.
         alphabet: tokens to draw from; by default ids that every common vocabulary has.
-        cache_bytes: most memory for spelt segments, and as much again for joined prompts.
+        cache_bytes: most memory for joined prompts, of which sessions continue theirs; and a quarter as much
+            for spelt segments, which sessions share.
         """
         self.seed = seed
         self.salt = ""
@@ -90,7 +92,7 @@ class Content:
         self.live_outputs = 0
         """Outputs that stand in later prompts as the engine generated them."""
         self._live: dict[Hashable, npt.NDArray[np.int32]] = {}
-        self._segments = _ByteLru(cache_bytes)
+        self._segments = _ByteLru(cache_bytes // _SEGMENT_SHARE)
         self._prefixes = _ByteLru(cache_bytes)
 
     def tokens(self, segment: Hashable, offset: int, count: int) -> npt.NDArray[np.int32]:

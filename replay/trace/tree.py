@@ -17,7 +17,6 @@ from array import array
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -132,6 +131,10 @@ class BlockIds:
             raise ValueError("a block has at least one token")
         self.tree = tree
         self.block_tokens = block_tokens
+        # Only the engine model numbers blocks; the HTTP client starts faster without numba.
+        from replay.trace.kernel import fill
+
+        self._fill = fill
         self._base = array("q")
         self.count = 0
         """Ids given so far."""
@@ -143,7 +146,7 @@ class BlockIds:
         if len(out):
             tree = self.tree
             arrays = _view(tree.start), _view(tree.parent), _view(self._base)
-            _fill(tip.run, tip.depth, self.block_tokens, *arrays, out)
+            self._fill(tip.run, tip.depth, self.block_tokens, *arrays, out)
         return out
 
     def _number_new_runs(self) -> None:
@@ -156,15 +159,3 @@ class BlockIds:
 
 def _view(values: array[int]) -> npt.NDArray[np.int64]:
     return np.frombuffer(values, np.int64)
-
-
-@numba.njit(cache=True)
-def _fill(run, depth, size, start, parent, base, out):  # type: ignore[no-untyped-def]
-    end = depth // size
-    while run >= 0 and end > 0:
-        first = start[run] // size
-        number = base[run] - first
-        for index in range(first, end):
-            out[index] = number + index
-        end = min(end, first)
-        run = parent[run]
