@@ -106,7 +106,7 @@ class Schedule:
         wanted = settings.sessions or len(families)
         self.duplication = wanted / len(families) if wanted > len(families) else 1.0
         """How often each session of the trace is played, on average."""
-        starts = [turn.at for turn in trace.turns if turn.at is not None]
+        starts = [turn.at or 0.0 for turn, needs in zip(trace.turns, trace.after, strict=True) if not needs]
         self._first_at = min(starts)
         # Clones start between the originals, not on top of them.
         self._stagger = (max(starts) - min(starts)) / len(families) / self.duplication
