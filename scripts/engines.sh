@@ -33,7 +33,7 @@ if [ ! -e "$env/complete" ]; then
   }
   rm -rf "$env"
   "$base" -m venv "$env" >&2
-  "$env/bin/python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps -r "$pins" >&2
+  "$env/bin/python" -m pip install -qq --disable-pip-version-check --no-deps -r "$pins" >&2
   touch "$env/complete"
 fi
 echo "$env/bin/python"

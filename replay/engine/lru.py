@@ -33,6 +33,16 @@ def append(after, before, entry):  # type: ignore[no-untyped-def]  # pragma: no 
     before[0] = entry
 
 
+@numba.njit(cache=True)
+def prepend(after, before, entry):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Makes an entry the one evicted first."""
+    oldest = after[0]
+    before[oldest] = entry
+    after[entry] = oldest
+    before[entry] = 0
+    after[0] = entry
+
+
 def serial_hits(ids: Int32s, ends: Int64s, capacity: int) -> Int64s:
     """Hits of an LRU prefix cache that serves one request after another.
 
@@ -49,7 +59,7 @@ def serial_hits(ids: Int32s, ends: Int64s, capacity: int) -> Int64s:
     """
     hits = np.zeros(len(ends), np.int64)
     blocks = int(ids.max()) + 1 if len(ids) else 0
-    _serial_hits(ids, ends, capacity, np.full(blocks, -1, np.int32), hits)
+    _serial_hits(ids, np.asarray(ends, np.int64), capacity, np.full(blocks, -1, np.int32), hits)
     return hits
 
 
@@ -57,28 +67,38 @@ def serial_hits(ids: Int32s, ends: Int64s, capacity: int) -> Int64s:
 def _serial_hits(ids, ends, capacity, used_by, hits):  # type: ignore[no-untyped-def]  # pragma: no cover
     # Instead of a linked list: `used_by` holds the last request that used a block (-1: not resident).
     # The order of eviction is then the trace itself, oldest request first and its tail before its
-    # head; a block that a later request used is passed over. Memory is read and written in sequence.
+    # head; a block that a later request used is passed over, and so is a whole request once later
+    # ones have used all its blocks (`left` is 0), which is the rule where prompts grow turn by turn.
     held = 0
+    left = np.zeros(len(ends), np.int64)
     victim, position = 0, (ends[0] - 1 if len(ends) else -1)
     start = 0
     for request in range(len(ends)):
         end = ends[request]
+        hit = -1
         place = start
-        while place < end and used_by[ids[place]] >= 0:
-            used_by[ids[place]] = request
-            place += 1
-        hits[request] = place - start
-        for later in range(place, end):
-            held += used_by[ids[later]] < 0
-            used_by[ids[later]] = request
+        while place < end:
+            owner = used_by[ids[place]]
+            begin = place
+            while place < end and used_by[ids[place]] == owner:
+                used_by[ids[place]] = request
+                place += 1
+            if owner >= 0:
+                left[owner] -= place - begin
+            else:
+                held += place - begin
+                if hit < 0:
+                    hit = begin - start
+            left[request] += place - begin
+        hits[request] = hit if hit >= 0 else end - start
         while held > capacity:
-            first = ends[victim - 1] if victim > 0 else 0
-            while position >= first and held > capacity:
+            while left[victim] > 0 and held > capacity:
                 if used_by[ids[position]] == victim:
                     used_by[ids[position]] = -1
+                    left[victim] -= 1
                     held -= 1
                 position -= 1
-            if position < first:
+            if left[victim] == 0:
                 victim += 1
                 if victim > request:
                     break

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.lru import Int32s, append, unlink
+from replay.engine.lru import Int32s, append, prepend, unlink
 
 NEVER, STORED, BEFORE_RESET, UNFINISHED = 0, 1, 2, 3
 """History of a block id: never stored; stored since the last reset; only before it; computed but for
@@ -31,7 +31,9 @@ class BlockPool:
     """
 
     def __init__(self, blocks: int, block_tokens: int, caching: bool = True):
-        """Args:
+        """A pool in which nothing is cached.
+
+        Args:
             blocks: physical blocks, the null block among them.
             block_tokens: tokens of one block.
             caching: False: no block ever gets an id.
@@ -108,11 +110,11 @@ class BlockPool:
 
     def ids(self, slot: int) -> Int32s:
         """The row of block ids of a slot (as long as the widest request; only the request's own count)."""
-        return self._ids[slot]
+        return np.asarray(self._ids[slot])
 
     def table(self, slot: int) -> Int32s:
         """The physical blocks that a slot holds, in order."""
-        return self._table[slot, : self.held[slot]]
+        return np.asarray(self._table[slot, : self.held[slot]])
 
     def match(self, slot: int, limit: int) -> tuple[int, int]:
         """The longest resident prefix of at most `limit` blocks.
@@ -178,8 +180,8 @@ class BlockPool:
         )  # fmt: skip
 
     def release(self, slot: int) -> None:
-        """Frees all blocks of a slot, the last one first; the slot stays open."""
-        _release(self._refs, self._after, self._before, self._counts, self._table[slot], self.held[slot])
+        """Frees all blocks of a slot, those without an id to be used first, the others' last one first."""
+        _release(self._refs, self._after, self._before, self._key, self._counts, self._table[slot], self.held[slot])
         self.held[slot] = self._labelled[slot] = self.tokens[slot] = 0
 
     def close(self, slot: int) -> None:
@@ -261,13 +263,22 @@ def _label(key, twin, first, history, ids, table, begin, end):  # type: ignore[n
 
 
 @numba.njit(cache=True)
-def _release(refs, after, before, counts, table, held):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _release(refs, after, before, key, counts, table, held):  # type: ignore[no-untyped-def]  # pragma: no cover
     for index in range(held - 1, -1, -1):
         block = table[index]
-        refs[block] -= 1
-        if refs[block] == 0:
-            append(after, before, block)
-            counts[0] += 1
+        if key[block] >= 0:
+            refs[block] -= 1
+            if refs[block] == 0:
+                append(after, before, block)
+                counts[0] += 1
+    # Blocks without an id can never be hit: vLLM (0.26 to 0.33, `BlockPool.free_blocks`) takes them first.
+    for index in range(held):
+        block = table[index]
+        if key[block] < 0:
+            refs[block] -= 1
+            if refs[block] == 0:
+                prepend(after, before, block)
+                counts[0] += 1
 
 
 @numba.njit(cache=True)
@@ -280,7 +291,23 @@ def _needed(slots, tokens, held, size, steps):  # type: ignore[no-untyped-def]  
 
 @numba.njit(cache=True)
 def _decode(  # type: ignore[no-untyped-def]  # pragma: no cover
-    after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, slots, steps, size, caching
+    after,
+    before,
+    refs,
+    key,
+    twin,
+    first,
+    history,
+    counts,
+    ids,
+    table,
+    tokens,
+    held,
+    labelled,
+    slots,
+    steps,
+    size,
+    caching,
 ):
     for slot in slots:
         tokens[slot] += steps

@@ -32,7 +32,7 @@ def config(layers: int = 2, hidden: int = 128, kv_heads: int = 1, context: int =
         "num_attention_heads": hidden // 64,
         "num_key_value_heads": kv_heads,
         "head_dim": 64,
-        "vocab_size": VOCABULARY,
+        "vocab_size": 32768,  # more than the tokenizer has: prompts are token ids up to 30,000
         "max_position_embeddings": context,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,

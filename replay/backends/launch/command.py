@@ -68,6 +68,11 @@ class Services:
     mooncake_metadata: str | None = None
     """Mooncake's metadata server, an HTTP URL."""
 
+    @property
+    def events(self) -> Path:
+        """File for the events of LMCache's server."""
+        return self.scratch / "lmcache-events.jsonl"
+
 
 def free_port() -> int:
     """A TCP port that nothing listens on now."""

@@ -58,7 +58,8 @@ class Launched:
         self.lmcache_url: str | None = None
         """HTTP URL of LMCache's server (``/metrics``, ``/status``, ``/cache/clear``); null without one."""
         self.events: Path | None = None
-        """File to which the server module `recorder` writes LMCache's lookups; null without one."""
+        """File of LMCache's lookups by tier, for `attribution.lookups.Lookups`; null without LMCache, or where
+        its server is too old to load `recorder` (0.5.3)."""
         self.probe: Probe | None = None
         self.capacity: dict[str, int | None] = {}
         """GPU tier in tokens, of all instances together, as the engine reports; null if it does not."""
@@ -113,7 +114,9 @@ class Launched:
         services, commands = beside.plan(self.preset, self.probe, scratch, self._recorder)
         if services.lmcache_http:
             self.lmcache_url = f"http://{LOOPBACK}:{services.lmcache_http}"
-            self.events = scratch / "lmcache-events.jsonl" if self._recorder else None
+        recorded = self._recorder is not None and self.probe.knows("--server-module")
+        if self.preset.connector == "lmcache" or (self.lmcache_url and recorded):
+            self.events = services.events
         serve = _ENGINES[self.preset.engine]
         for instance in range(self.preset.instances):
             port = free_port()
@@ -208,9 +211,7 @@ class Launched:
         disk = self.preset.tiers.disk
         state = "empty: new engine"
         if self._kept_files:
-            state += (
-                f"; disk tier held {self._kept_files} files from before, isolated by the cache salt alone"
-            )
+            state += f"; disk tier held {self._kept_files} files from before, isolated by the cache salt alone"
         return {
             "versions": self.probe.versions,
             "device": self.probe.device,
@@ -255,9 +256,7 @@ class Launched:
                 async with http.post(f"{url}/v1/completions", json=body) as reply:
                     if reply.status != 200:
                         text = " ".join((await reply.text()).split())[:300]
-                        raise ReplayError(
-                            f"the engine answered its first request with {reply.status}: {text}"
-                        )
+                        raise ReplayError(f"the engine answered its first request with {reply.status}: {text}")
                 if self.preset.engine == "vllm":
                     await _post_until(http, f"{url}/reset_prefix_cache", {})
 
@@ -274,13 +273,12 @@ class Launched:
 
 
 def _capacity(metrics: str) -> int | None:
-    """Usable tokens of the GPU tier, from an engine's /metrics page."""
+    """Tokens of the GPU tier, from an engine's /metrics page; vLLM counts in a block that it keeps for padding."""
     info = re.search(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
     if info:
         labels = dict(re.findall(r'(\w+)="([^"]*)"', info[1]))
         blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-        # One block is padding (vLLM's `null_block`).
-        return (int(blocks) - 1) * int(size) if blocks.isdigit() and size.isdigit() else None
+        return int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else None
     total = re.search(r"^sglang:max_total_num_tokens(?:\{[^}]*\})? ([\d.e+]+)", metrics, re.MULTILINE)
     return int(float(total[1])) if total else None
 

@@ -5,6 +5,8 @@ Keys and flags: lmcache's ``v1/config.py``, ``v1/multiprocess/config.py`` and ``
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,11 +17,12 @@ from replay.backends.preset import Preset
 from replay.errors import ReplayError
 
 _CHUNK = 256
+_TIERED = Path(__file__).parents[1] / "lmcache_tiers.py"
 _GB = 2**30  # LMCache's "GB" of a buffer is 2**30 bytes
 
 
 def in_process(preset: Preset, services: Services) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    """vLLM's KV transfer configuration, further arguments and environment for LMCacheConnectorV1.
+    """vLLM's KV transfer configuration, further arguments and environment for LMCache in vLLM's process.
 
     Raises:
         ReplayError: no CPU memory, which LMCache needs as a buffer even for a disk tier.
@@ -41,7 +44,14 @@ def in_process(preset: Preset, services: Services) -> tuple[dict[str, Any], list
         env["LMCACHE_MAX_LOCAL_DISK_SIZE"] = f"{disk.gib:g}"
     if services.remote:
         env["LMCACHE_REMOTE_URL"] = services.remote
-    return {"kv_connector": "LMCacheConnectorV1"}, [], env
+    env |= {"REPLAY_LMCACHE_EVENTS": str(services.events), **_module(_TIERED, services)}
+    return {"kv_connector": "TieredConnector", "kv_connector_module_path": _TIERED.stem}, [], env
+
+
+def _module(file: Path, services: Services) -> dict[str, str]:
+    """Lets a server import a file of ours: a copy in a folder of its own, since beside it stands all of replay."""
+    shutil.copy(file, services.scratch)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(services.scratch), os.environ.get("PYTHONPATH")]))}
 
 
 def client(services: Services) -> dict[str, Any]:
@@ -57,18 +67,16 @@ def client(services: Services) -> dict[str, Any]:
     }
 
 
-def server(preset: Preset, probe: Probe, services: Services, recorder: Path | None, events: Path) -> Command:
+def server(preset: Preset, probe: Probe, services: Services, recorder: Path | None) -> Command:
     """The command of ``lmcache server``: CPU memory as L1, disk or a remote store as L2.
 
-    `recorder` is a Python file with `build_server_modules`; it writes each lookup's hits by tier to `events`.
+    `recorder` is a Python file with `build_server_modules`; it writes to `services.events`.
 
     Raises:
         ReplayError: LMCache is missing, or the preset gives its server no CPU memory.
     """
     if "lmcache" not in probe.versions:
-        raise ReplayError(
-            f"--target launch: {probe.python} has no lmcache; install it there ('replay doctor')"
-        )
+        raise ReplayError(f"--target launch: {probe.python} has no lmcache; install it there ('replay doctor')")
     cpu = preset.tiers.cpu
     if cpu is None:
         raise ReplayError(f"backend {preset.name}: an LMCache server needs CPU memory; set tiers.cpu.gib")
@@ -92,11 +100,11 @@ def server(preset: Preset, probe: Probe, services: Services, recorder: Path | No
         argv += ["--l2-adapter", compact(adapter)]
     if preset.lower()[1:] and cpu.staging:
         argv += ["--l2-store-policy", "skip_l1"]
-    env = {}
+    env: dict[str, str] = {}
     if recorder is not None and probe.knows("--server-module"):
-        module = {"module_path": recorder.stem, "config": {"path": str(events)}}
+        module = {"module_path": recorder.stem, "config": {"path": str(services.events)}}
         argv += ["--server-module", compact(module)]
-        env["PYTHONPATH"] = str(recorder.parent)
+        env |= _module(recorder, services)
     return Command("lmcache", argv, env, f"http://{LOOPBACK}:{services.lmcache_http}/healthcheck")
 
 
@@ -107,9 +115,7 @@ def _adapters(preset: Preset, services: Services) -> list[dict[str, Any]]:
         found.append({"type": "fs_native", "base_path": disk.path, **_limit(disk.gib, disk.policy)})
     if remote is not None and services.remote:
         where = urlsplit(services.remote)
-        found.append(
-            {"type": "resp", "host": where.hostname, "port": where.port, **_limit(remote.gib, remote.policy)}
-        )
+        found.append({"type": "resp", "host": where.hostname, "port": where.port, **_limit(remote.gib, remote.policy)})
     return found
 
 

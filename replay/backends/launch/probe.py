@@ -76,9 +76,7 @@ def engine_python() -> str:
     """
     named = os.environ.get("REPLAY_ENGINE_PYTHON")
     if named and not shutil.which(named):
-        raise ReplayError(
-            f"REPLAY_ENGINE_PYTHON={named}: no such executable; name the engine environment's python"
-        )
+        raise ReplayError(f"REPLAY_ENGINE_PYTHON={named}: no such executable; name the engine environment's python")
     return named or sys.executable
 
 

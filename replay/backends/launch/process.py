@@ -23,9 +23,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"^(?:\([^)]*\)\s*)?(?:\[?[A-Z]+\]? [\d-]+ [\d:.]+(?: \[[^\]]*\])?\s*)?")
 _ERROR = re.compile(r"\b(?:\w*Error|\w*Exception|error|fatal|CRITICAL)\b: ?\S")
 # vLLM's last line only points at an earlier one.
-_EMPTY = re.compile(
-    r"See root cause above|Engine core initialization failed|WorkerProc initialization failed"
-)
+_EMPTY = re.compile(r"See root cause above|Engine core initialization failed|WorkerProc initialization failed")
 
 # Should replay itself be killed with SIGKILL, the kernel ends its child (prctl's PR_SET_PDEATHSIG = 1).
 _LEASH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -106,11 +104,14 @@ class Process:
         return next((line for line in reversed(lines) if line), "")
 
     def forget(self) -> None:
-        """After the end: reaps the child and removes shared memory that it left."""
+        """After the end: reaps the child and removes shared memory that it left and no other of ours uses."""
         self._child.poll()
+        _running.discard(self)
+        for other in _running:
+            other.note_shared_memory()
+            self._shm -= other._shm
         for path in self._shm:
             path.unlink(missing_ok=True)
-        _running.discard(self)
 
 
 def stop(processes: Iterable[Process]) -> None:

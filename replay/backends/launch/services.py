@@ -41,9 +41,7 @@ def with_disk_folder(preset: Preset, scratch: Path) -> Preset:
     return msgspec.structs.replace(preset, tiers=tiers)
 
 
-def plan(
-    preset: Preset, probe: Probe, scratch: Path, recorder: Path | None
-) -> tuple[Services, list[Command]]:
+def plan(preset: Preset, probe: Probe, scratch: Path, recorder: Path | None) -> tuple[Services, list[Command]]:
     """The services of a preset and the commands that start them, in order.
 
     Raises:
@@ -56,7 +54,7 @@ def plan(
     services = Services(scratch, remote=remote, mooncake_metadata=metadata)
     if preset.connector == "lmcache-mp":
         services = Services(scratch, free_port(), free_port(), remote, metadata)
-        commands.append(lmcache.server(preset, probe, services, recorder, scratch / "lmcache-events.jsonl"))
+        commands.append(lmcache.server(preset, probe, services, recorder))
     return services, commands
 
 

@@ -11,18 +11,14 @@ from replay.errors import ReplayError
 _KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8_e4m3"}
 
 
-def serve(
-    preset: Preset, options: Options, probe: Probe, services: Services, *, port: int, instance: int
-) -> Command:
+def serve(preset: Preset, options: Options, probe: Probe, services: Services, *, port: int, instance: int) -> Command:
     """The command of one instance.
 
     Raises:
         ReplayError: SGLang is missing, or the preset asks for what it does not have.
     """
     if "sglang" not in probe.versions:
-        raise ReplayError(
-            f"--target launch: {probe.python} has no sglang; install it there ('replay doctor')"
-        )
+        raise ReplayError(f"--target launch: {probe.python} has no sglang; install it there ('replay doctor')")
     argv = [probe.python, "-m", "sglang.launch_server", "--model-path", options.model]
     argv += ["--served-model-name", options.served_name, "--host", LOOPBACK, "--port", str(port)]
     argv += [
@@ -69,7 +65,5 @@ def _hicache(preset: Preset, services: Services) -> tuple[list[str], dict[str, s
     if preset.connector == "mooncake":
         return [*argv, "--hicache-storage-backend", "mooncake"], mooncake.hicache_env(preset, services)
     if disk is not None:
-        return [*argv, "--hicache-storage-backend", "file"], {
-            "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(disk.path)
-        }
+        return [*argv, "--hicache-storage-backend", "file"], {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(disk.path)}
     return argv, {}

@@ -23,9 +23,7 @@ _CPU_DEFAULT_BYTES = 2**30
 _REPORTS = ("--enable-prompt-tokens-details", "--enable-per-request-metrics", "--enable-request-id-headers")
 
 
-def serve(
-    preset: Preset, options: Options, probe: Probe, services: Services, *, port: int, instance: int
-) -> Command:
+def serve(preset: Preset, options: Options, probe: Probe, services: Services, *, port: int, instance: int) -> Command:
     """The command of one instance.
 
     Raises:
@@ -93,8 +91,7 @@ def _check(preset: Preset, probe: Probe) -> None:
 def _gpu_tier(preset: Preset, options: Options, probe: Probe) -> list[str]:
     gpu = preset.tiers.gpu
     if gpu.tokens:
-        # vLLM keeps one block for padding (`null_block` in v1/core/block_pool.py); tokens are usable ones.
-        blocks = -(-gpu.tokens // preset.block_tokens) + 1
+        blocks = -(-gpu.tokens // preset.block_tokens)
         sizes = ["--num-gpu-blocks-override", str(blocks)]
         if probe.device == "cpu":
             sizes += ["--kv-cache-memory-bytes", str(_kv_bytes(options.model, blocks * preset.block_tokens))]
@@ -126,9 +123,7 @@ def _connector(
         return _offload(preset, probe)
     if preset.connector == "none":
         return None, [], {}
-    raise ReplayError(
-        f"backend {preset.name}: connector {preset.connector} is not one of vLLM's; use engine: sglang"
-    )
+    raise ReplayError(f"backend {preset.name}: connector {preset.connector} is not one of vLLM's; use engine: sglang")
 
 
 def _offload(preset: Preset, probe: Probe) -> tuple[dict[str, Any] | None, list[str], dict[str, str]]:

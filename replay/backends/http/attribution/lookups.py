@@ -89,7 +89,8 @@ class Lookups:
         """What happened to chunks, as `chunk_event` gives it."""
         self._parse = parse_log if log else parse_event
         self._found: dict[str, dict[str, Any]] = {}
-        self._position = 0
+        # What stands there is about earlier requests, which may have had the same ids.
+        self._position = path.stat().st_size if path.exists() else 0
         self._partial = b""
         self._in_vain = 0
 
