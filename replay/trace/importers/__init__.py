@@ -12,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 from replay.errors import ReplayError, unknown_name
-from replay.trace.importers import blocks, claude_code
+from replay.trace.importers import blocks, claude_code, mooncake
 from replay.trace.importers.sources import expand, head
 from replay.trace.model import FORMAT, VERSION, Header, Turn
 
-FORMATS: dict[str, ModuleType] = {module.NAME: module for module in (blocks, claude_code)}
+FORMATS: dict[str, ModuleType] = {module.NAME: module for module in (blocks, claude_code, mooncake)}
 """Importers by the name that ``--format`` takes."""
 
 Progress = Callable[[int, int], None]
