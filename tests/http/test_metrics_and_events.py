@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,7 +117,6 @@ def test_eviction_is_a_fact_at_the_time_of_a_request() -> None:
 
 
 def test_events_arrive_over_zmq_and_gaps_are_counted(tmp_path: Any) -> None:
-    zmq = pytest.importorskip("zmq")
     endpoint = f"ipc://{tmp_path}/events"
 
     async def follow() -> KvEvents:

@@ -24,6 +24,11 @@ def completions(fields: Mapping[str, Any], spelt_ids: bytes) -> list[Buffer]:
     return [_open(fields), b',"prompt":[', memoryview(spelt_ids)[:-1], b"]}"]
 
 
+def text_completions(fields: Mapping[str, Any], text: bytes) -> list[Buffer]:
+    """A body for ``/v1/completions`` with a prompt of words."""
+    return [_open(fields), b',"prompt":"', text, b'"}']
+
+
 def chat(fields: Mapping[str, Any], messages: Sequence[Message]) -> list[Buffer]:
     """A body for ``/v1/chat/completions`` of messages made of words."""
     return [_open(fields), b',"messages":[', *_spelt(messages), b"]}"]

@@ -109,6 +109,25 @@ class HttpBackend:
         self._about: dict[str, Any] = {}
         self.scraper: Scraper | None = None
 
+    @classmethod
+    def content_for(cls, preset: Preset, seed: int, *, tokenizer: str | None = None) -> Content:
+        """Prompt content that a preset's engine takes: token ids, or words of a tokenizer.
+
+        Args:
+            preset: names the engine.
+            seed: of token content.
+            tokenizer: see `replay.load.words.words`; null: ids where the engine takes them, else the words of
+                cl100k_base, whose lengths are nearly right for other vocabularies too.
+
+        Raises:
+            ReplayError: the tokenizer's vocabulary is not there.
+        """
+        if tokenizer is None and fields.default_endpoint(preset) == "completions":
+            return Content(seed)
+        from replay.load.words import words
+
+        return Content(seed, words(tokenizer or "cl100k_base"))
+
     def __repr__(self) -> str:
         return f"HttpBackend({self.url!r}, {self.preset.name!r}, endpoint={self.endpoint!r}, limits={self.limits})"
 
@@ -234,7 +253,8 @@ class HttpBackend:
             messages, more = self._history.messages(request, system_apart=endpoint == "messages")
             body = bodies.recorded(values | more, messages)
         elif endpoint == "completions":
-            body = bodies.completions(values, self.content.prompt(request.tree, request.tip))
+            make = bodies.text_completions if self.content.alphabet.text else bodies.completions
+            body = make(values, self.content.prompt(request.tree, request.tip))
         else:
             join = bodies.chat if endpoint == "chat" else bodies.anthropic
             body = join(values, self.content.messages(request.tree, request.tip))
