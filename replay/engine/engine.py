@@ -22,7 +22,9 @@ class Engine:
     """Runs requests; every wait is a timer on the event loop, and none depends on how late it fires."""
 
     def __init__(self, preset: Preset, cost: CostModel, gpu_tokens: int, token_bytes: float):
-        """Args:
+        """An idle engine with empty tiers.
+
+        Args:
             preset: tiers, block and batch sizes.
             cost: times of steps and links.
             gpu_tokens: tokens of the GPU tier.

@@ -176,7 +176,8 @@ class BlockPool:
         """Decodes `steps` tokens in each of `slots`; the caller has checked `needed`."""
         _decode(
             self._after, self._before, self._refs, self._key, self._twin, self.first, self.history, self._counts,
-            self._ids, self._table, self.tokens, self.held, self._labelled, slots, steps, self.block_tokens, self.caching,
+            self._ids, self._table, self.tokens, self.held, self._labelled, slots, steps, self.block_tokens,
+            self.caching,
         )  # fmt: skip
 
     def release(self, slot: int) -> None:

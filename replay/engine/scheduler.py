@@ -46,8 +46,12 @@ class Stretch:
 class Scheduler:
     """Decides what each step of one engine instance does."""
 
-    def __init__(self, pool: BlockPool, cost: CostModel, tiers: TierStack | None, max_batched_tokens: int, max_seqs: int):
-        """Args:
+    def __init__(
+        self, pool: BlockPool, cost: CostModel, tiers: TierStack | None, max_batched_tokens: int, max_seqs: int
+    ):
+        """A scheduler without requests.
+
+        Args:
             pool: the GPU tier.
             cost: times of steps and links.
             tiers: the tiers below, or none.

@@ -9,7 +9,8 @@ What is modelled, per connector:
   step that finds no room there waits; chunks found are touched last chunk first; chunks of the output
   are not stored (``save_decode_cache`` is off by default).
 - ``offload`` (vLLM's ``OffloadingConnector``): a lookup starts where the GPU's hit ends; every full block
-  is stored, also of the output, and a request's GPU blocks stay held until its stores have ended.
+  is stored, also of the output, and the request's blocks are touched then; its GPU blocks stay held
+  until the stores have ended.
 
 A chunk is visible once its store has ended. A store never evicts a chunk that is still on its way.
 """
@@ -37,7 +38,9 @@ class ChunkCache:
     """
 
     def __init__(self, name: str, capacity: int, policy: str = "lru"):
-        """Args:
+        """An empty tier.
+
+        Args:
             name: ``cpu``, ``disk`` or ``remote``.
             capacity: chunks that fit.
             policy: ``lru``, or ``fifo``, which a hit does not move.
@@ -81,9 +84,7 @@ class ChunkCache:
         """How many of ``ids[start:end]`` are not held."""
         return int(_missing(self._state, ids, start, end))
 
-    def insert(
-        self, ids: Int32s, start: int, end: int, now: float, ready: float, each: float = 0.0
-    ) -> float:
+    def insert(self, ids: Int32s, start: int, end: int, now: float, ready: float, each: float = 0.0) -> float:
         """Stores those of ``ids[start:end]`` that are not held, evicting what is due.
 
         What finds no room is dropped: entries that are pinned, still on their way or stored by this very call
@@ -127,7 +128,9 @@ class ChunkCache:
     def delayed(self, ids: Int32s, now: float) -> npt.NDArray[np.bool_]:
         """Which chunks had their last store dropped, or not finished at `now`."""
         entries = ids + 1
-        return np.asarray((self._fate[entries] == DROPPED) | ((self._state[entries] == PRESENT) & (self._ready[entries] > now)))
+        return np.asarray(
+            (self._fate[entries] == DROPPED) | ((self._state[entries] == PRESENT) & (self._ready[entries] > now))
+        )
 
     def clear(self) -> None:
         """Empties the tier."""
@@ -176,7 +179,7 @@ def _insert(  # type: ignore[no-untyped-def]  # pragma: no cover
         if counts[0] >= capacity:
             while candidate > 0 and candidate != own and (pins[candidate] > 0 or busy[candidate] > now):
                 candidate = after[candidate]
-            if candidate == 0 or candidate == own:
+            if candidate in (0, own):
                 counts[2] += 1
                 fate[entry] = DROPPED
                 continue
@@ -236,9 +239,16 @@ class TierStack:
     """The lower tiers of one engine, fastest first."""
 
     def __init__(
-        self, tiers: list[tuple[str, LowerTier]], links: dict[str, Link], connector: str, chunk_tokens: int, token_bytes: float
+        self,
+        tiers: list[tuple[str, LowerTier]],
+        links: dict[str, Link],
+        connector: str,
+        chunk_tokens: int,
+        token_bytes: float,
     ):
-        """Args:
+        """Empty tiers.
+
+        Args:
             tiers: names and sizes.
             links: the link of each.
             connector: ``lmcache`` or ``offload``; decides how lookups and stores work.
@@ -297,12 +307,13 @@ class TierStack:
             tier.load_free = done
             tier.loads += end - begin
             tier.load_s += done - start
-            top = self.tiers[0]
-            if tier is not top and top.name == "cpu":
-                room = top.cache.room_at(end - begin, now)
-                done = max(done, room)
-                top.cache.insert(ids, begin, end, room, done)
             now = done
+        top = self.tiers[0]
+        below = [(begin, end) for tier, begin, end in hit.parts if tier is not top]
+        if below and top.name == "cpu":
+            begin, end = below[0][0], below[-1][1]
+            now = top.cache.room_at(end - begin, now)
+            top.cache.insert(ids, begin, end, now, now)
         return now
 
     def pin(self, ids: Int32s, hit: Hit, by: int) -> None:
@@ -335,6 +346,8 @@ class TierStack:
         top = self.tiers[0].cache
         for tier in self.tiers[1:]:
             top.keep_until(ids, begin, end, tier.cache)
+        if not self.from_start:
+            top.touch(ids, 0, end)
         return held_up, max(complete, held_up)
 
     def _write(self, tier: Tier, ids: Int32s, begin: int, end: int, count: int, now: float, done: float) -> float:

@@ -1,0 +1,120 @@
+"""Naive caches, written with lists and dicts alone from the description of vLLM and LMCache, to test against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class NaivePool:
+    """vLLM's GPU cache for one request at a time."""
+
+    def __init__(self, blocks: int, size: int):
+        self.size = size
+        self.free: list[list[object]] = [[None] for _ in range(blocks - 1)]
+        self.cached: dict[object, list[list[object]]] = {}
+
+    def serve(self, tokens: Sequence[object], prompt: int) -> int:
+        """Serves a prompt and the output after it, whose last token is never computed; returns tokens hit."""
+        keys = [tuple(tokens[: end + self.size]) for end in range(0, len(tokens) - self.size + 1, self.size)]
+        table = []
+        for key in keys[: (prompt - 1) // self.size]:
+            if not self.cached.get(key):
+                break
+            table.append(self.cached[key][0])
+        hit = len(table)
+        self.free = [block for block in self.free if not any(block is held for held in table)]
+        held = len(tokens) - 1
+        while len(table) * self.size < held:
+            block = self.free.pop(0)
+            if block[0] is not None:
+                same = self.cached[block[0]]
+                same[:] = [other for other in same if other is not block]
+            block[0] = None
+            table.append(block)
+        for index in range(hit, held // self.size):
+            table[index][0] = keys[index]
+            self.cached.setdefault(keys[index], []).append(table[index])
+        self.free = [block for block in reversed(table) if block[0] is None] + self.free
+        self.free.extend(block for block in reversed(table) if block[0] is not None)
+        return hit * self.size
+
+    def resident(self, tokens: Sequence[object], prompt: int) -> int:
+        """Prompt tokens that would hit."""
+        end = 0
+        while end + self.size <= prompt - 1 and self.cached.get(tuple(tokens[: end + self.size])):
+            end += self.size
+        return end
+
+
+@dataclass
+class NaiveTier:
+    """A tier of chunks; `keys` stand in order of eviction."""
+
+    capacity: int
+    keys: list[object] = field(default_factory=list)
+
+    def add(self, key: object, protected: set[object]) -> None:
+        if key in self.keys:
+            return
+        if len(self.keys) >= self.capacity:
+            victims = [key for key in self.keys if key not in protected]
+            if not victims:
+                return
+            self.keys.remove(victims[0])
+        self.keys.append(key)
+
+    def touch(self, keys: Sequence[object]) -> None:
+        for key in reversed(keys):
+            if key in self.keys:
+                self.keys.remove(key)
+                self.keys.append(key)
+
+
+class NaiveTiers:
+    """Lower tiers for one request at a time, with links that take no time."""
+
+    def __init__(self, capacities: dict[str, int], size: int, connector: str):
+        self.size = size
+        self.lmcache = connector == "lmcache"
+        self.tiers = {name: NaiveTier(tokens // size) for name, tokens in capacities.items()}
+
+    def serve(self, tokens: Sequence[object], prompt: int, gpu: int) -> dict[str, int]:
+        """Looks up, loads and stores for one request; returns prompt tokens served by each tier."""
+        keys = [tuple(tokens[: end + self.size]) for end in range(0, len(tokens) - self.size + 1, self.size)]
+        full = keys[: prompt // self.size]
+        place = begin = gpu // self.size
+        if self.lmcache:
+            place = 0
+        owner: dict[int, str] = {}
+        for name, tier in self.tiers.items():
+            found = place
+            while found < len(full) and full[found] in tier.keys:
+                owner[found] = name
+                found += 1
+            tier.touch(full[place:found] if self.lmcache else full)
+            place = found
+        served = dict.fromkeys(self.tiers, 0)
+        end = min(place * self.size, prompt - 1)
+        for token in range(gpu, end):
+            served[owner[token // self.size]] += 1
+        loaded = [index for index in range(begin, place) if end > gpu]
+        top = next(iter(self.tiers))
+        for index in loaded:
+            if owner[index] != top and top == "cpu":
+                others = {full[other] for other in loaded}
+                self.tiers[top].add(full[index], others)
+        start = place if self.lmcache or loaded else 0
+        for stop, chunks in ((len(full), full), ((len(tokens) - 1) // self.size, keys)):
+            if chunks is keys and self.lmcache:
+                continue
+            for tier in self.tiers.values():
+                added: set[object] = set()
+                for key in chunks[start:stop]:
+                    if key not in tier.keys:
+                        tier.add(key, added)
+                        added.add(key)
+                if not self.lmcache and stop > start:
+                    tier.touch(chunks[:stop])
+            start = max(start, stop)
+        return served
