@@ -291,6 +291,7 @@ def inspect(trace: str, model: str | None, as_json: bool) -> None:
 @click.option("--slo", help="Limit to keep, e.g. ttft_p95=2s.")
 @click.option("--price", "prices", multiple=True, metavar="K=V", help="gpu_hour, cpu_gib_month, disk_gib_month, ...")
 @click.option("--block-tokens", type=int, help="Granularity of the curve [default: the trace's or the backend's].")
+@click.option("--partial-blocks", is_flag=True, help="Count a prompt's last, partial block (where the source names it).")
 @click.option("--too-long", type=click.Choice(["refuse", "drop"]), default="refuse", show_default=True)
 @click.option("--no-predict", is_flag=True, help="Only the exact curve and the break-even; no simulation.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -304,6 +305,7 @@ def plan(
     slo: str | None,
     prices: tuple[str, ...],
     block_tokens: int | None,
+    partial_blocks: bool,
     too_long: str,
     no_predict: bool,
     as_json: bool,
@@ -343,6 +345,7 @@ def plan(
         simulate=None if no_predict else simulate,
         prices=planner.parse_prices(prices),
         block_tokens=block_tokens,
+        partial_blocks=partial_blocks,
     )
     _say("")
     if as_json:

@@ -10,33 +10,8 @@ import numpy as np
 
 from replay.load.schedule import Schedule, Settings, Step
 from replay.plan.curve import HitCurve, hit_curve
-from replay.trace import PrefixTree, Tip, Trace
+from replay.trace import Trace
 from replay.trace.tree import BlockIds, Ids
-
-
-class StartIds:
-    """Block ids that count a last, partial block: the prefix up to its first token names a block.
-
-    Right where content differs at block boundaries alone, as in a trace that was recorded as block hashes.
-    """
-
-    def __init__(self, tree: PrefixTree, block_tokens: int):
-        self._tokens = BlockIds(tree, 1)
-        self.block_tokens = block_tokens
-        self._dense = np.full(1024, -1, np.int32)
-        self.count = 0
-
-    def __call__(self, tip: Tip) -> Ids:
-        """Ids of all blocks of a context: an int32 array of ``ceil(depth / block_tokens)``."""
-        first = self._tokens(tip)[:: self.block_tokens]
-        if len(first) and (largest := int(first.max())) >= len(self._dense):
-            grown = np.full(max(largest + 1, 2 * len(self._dense)), -1, np.int32)
-            grown[: len(self._dense)] = self._dense
-            self._dense = grown
-        fresh = first[self._dense[first] < 0]
-        self._dense[fresh] = np.arange(self.count, self.count + len(fresh), dtype=np.int32)
-        self.count += len(fresh)
-        return self._dense[first]
 
 
 def interleaved(schedule: Schedule, live: int | None = None) -> list[Step]:
@@ -44,13 +19,15 @@ def interleaved(schedule: Schedule, live: int | None = None) -> list[Step]:
 
     Recorded times are used where a step has one, else the end of what it waits for plus its pause. With
     `live`, that many families (sessions with their sub-agents) run at once and the next starts when one ends;
-    null: each starts at its recorded time.
+    null: each starts at its recorded time. Steps of one time come in the order of the trace, to a microsecond.
     """
     begins, offsets = _offsets(schedule)
     if live is not None:
         begins = _starts(begins, offsets, schedule, live)
     times = [begins[step.family] + offset for step, offset in zip(schedule.steps, offsets, strict=True)]
-    return [schedule.steps[index] for index in np.argsort(np.array(times), kind="stable")]
+    number = {turn.ref: index for index, turn in enumerate(schedule.trace.turns)}
+    lines = [number[step.turn.ref] for step in schedule.steps]
+    return [schedule.steps[index] for index in np.lexsort((lines, np.round(times, 6)))]
 
 
 def _offsets(schedule: Schedule) -> tuple[list[float], list[float]]:
@@ -82,7 +59,7 @@ def _starts(begins: list[float], offsets: list[float], schedule: Schedule, live:
 
 def prompts(schedule: Schedule, steps: list[Step], block_tokens: int, partial: bool) -> Iterator[tuple[Ids, int]]:
     """``(block ids, prompt tokens)`` of each step; `partial` counts a last, partial block too."""
-    ids = StartIds(schedule.tree, block_tokens) if partial else BlockIds(schedule.tree, block_tokens)
+    ids = BlockIds(schedule.tree, block_tokens, partial)
     for step in steps:
         yield ids(step.tip), step.tip.depth
 

@@ -4,10 +4,10 @@ import numba
 
 
 @numba.njit(cache=True)
-def fill(run, depth, size, start, parent, base, out):  # type: ignore[no-untyped-def]
-    end = depth // size
+def fill(run, depth, size, lead, start, parent, base, out):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    end = (depth + lead) // size
     while run >= 0 and end > 0:
-        first = start[run] // size
+        first = (start[run] + lead) // size
         number = base[run] - first
         for index in range(first, end):
             out[index] = number + index

@@ -124,13 +124,18 @@ class BlockIds:
 
     Two contexts have the same id at block index k exactly if their first ``(k + 1) * block_tokens``
     tokens are equal. Ids are given when a context is first asked for and never change.
+
+    With `partial`, a last, partial block has an id too, and a block is named by the prefix up to its *first*
+    token: right where content differs at block boundaries alone, as in a trace recorded as block hashes.
     """
 
-    def __init__(self, tree: PrefixTree, block_tokens: int):
+    def __init__(self, tree: PrefixTree, block_tokens: int, partial: bool = False):
         if block_tokens < 1:
             raise ValueError("a block has at least one token")
         self.tree = tree
         self.block_tokens = block_tokens
+        self._lead = block_tokens - 1 if partial else 0
+        """Added to a depth, makes division by the block size count blocks begun instead of blocks ended."""
         # Only the engine model numbers blocks; the HTTP client starts faster without numba.
         from replay.trace.kernel import fill
 
@@ -140,20 +145,20 @@ class BlockIds:
         """Ids given so far."""
 
     def __call__(self, tip: Tip) -> Ids:
-        """Ids of the full blocks of a context, in order: an int32 array of ``depth // block_tokens``."""
+        """Ids of a context's blocks, in order: int32, ``depth // block_tokens`` of them (`partial`: rounded up)."""
         self._number_new_runs()
-        out = np.empty(tip.depth // self.block_tokens, np.int32)
+        out = np.empty((tip.depth + self._lead) // self.block_tokens, np.int32)
         if len(out):
             tree = self.tree
             arrays = _view(tree.start), _view(tree.parent), _view(self._base)
-            self._fill(tip.run, tip.depth, self.block_tokens, *arrays, out)
+            self._fill(tip.run, tip.depth, self.block_tokens, self._lead, *arrays, out)
         return out
 
     def _number_new_runs(self) -> None:
         tree, size = self.tree, self.block_tokens
         for run in range(len(self._base), len(tree)):
             self._base.append(self.count)
-            start = tree.start[run]
+            start = tree.start[run] + self._lead
             self.count += (start + tree.length[run]) // size - start // size
 
 
