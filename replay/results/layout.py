@@ -25,6 +25,8 @@ class Section:
     lines: list[str] = field(default_factory=list)
     left: tuple[int, ...] = (0,)
     """Columns of words and bars; the others hold figures and are aligned to the right."""
+    name: str = ""
+    """``tokens``, ``loss``, ``ttft``, ``pauses`` or ``sessions``."""
 
 
 def banner(report: Report) -> str | None:
@@ -132,13 +134,15 @@ def _tokens(report: Report, ascii_only: bool) -> Iterator[Section]:
         f"an unbounded cache would serve {units.share(tokens['ideal'], prompt)}."
     )
     columns = ("from", "tokens", "share", "", "requests", "s/load", "GB/s", "holds")
-    yield Section(f"Where {units.tokens(prompt)} prompt tokens came from", columns, rows, [line], left=(0, 3))
+    yield Section(
+        f"Where {units.tokens(prompt)} prompt tokens came from", columns, rows, [line], left=(0, 3), name="tokens"
+    )
 
 
 def _loss(report: Report, ascii_only: bool) -> Iterator[Section]:
     loss, total = report.loss, report.loss["total"]
     if total is None:
-        yield Section("Lost reuse: unknown, the backend does not say what it served")
+        yield Section("Lost reuse: unknown, the backend does not say what it served", name="loss")
         return
     if total == 0:
         yield Section("Lost reuse: none")
@@ -157,7 +161,7 @@ def _loss(report: Report, ascii_only: bool) -> Iterator[Section]:
         for cause in LOSSES
         if loss[cause] or (cause == "evicted" and loss[cause] is not None)
     ]
-    yield Section(title, ("cause", "tokens", "share", "", "prefill"), rows, left=(0, 3))
+    yield Section(title, ("cause", "tokens", "share", "", "prefill"), rows, left=(0, 3), name="loss")
 
 
 def _ttft(report: Report, ascii_only: bool) -> Iterator[Section]:
@@ -170,7 +174,9 @@ def _ttft(report: Report, ascii_only: bool) -> Iterator[Section]:
     rows.append(line("all", report.ttft_s["all"]))
     if report.ttft_due_s["all"] != report.ttft_s["all"]:
         rows.append(line("all, from due", report.ttft_due_s["all"]))
-    yield Section("Time to first token in seconds, by slowest tier read", ("served from", "requests", *keys), rows)
+    yield Section(
+        "Time to first token in seconds, by slowest tier read", ("served from", "requests", *keys), rows, name="ttft"
+    )
 
 
 def _pauses(report: Report, ascii_only: bool) -> Iterator[Section]:
@@ -189,7 +195,7 @@ def _pauses(report: Report, ascii_only: bool) -> Iterator[Section]:
         for row in report.pauses
     ]
     columns = ("pause", "requests", "reusable", "evicted", "share", "", "TTFT p50")
-    yield Section("Which pauses cost evictions", columns, rows, left=(0, 5))
+    yield Section("Which pauses cost evictions", columns, rows, left=(0, 5), name="pauses")
 
 
 def _sessions(report: Report, ascii_only: bool) -> Iterator[Section]:
@@ -211,4 +217,4 @@ def _sessions(report: Report, ascii_only: bool) -> Iterator[Section]:
     if any(row["failed"] for row in worst):
         columns = (*columns, "failed")
         rows = [(*cells, units.tokens(row["failed"])) for cells, row in zip(rows, worst, strict=True)]
-    yield Section("Sessions that lost most", columns, rows)
+    yield Section("Sessions that lost most", columns, rows, name="sessions")
