@@ -8,6 +8,7 @@
 --     whose causes of loss do not sum to the loss.
 --   * `warm` are requests that were served more tokens than the run itself had sent before, beyond one 256-token chunk:
 --     something was in the cache already.
+--   * `repeated` are turns with more than one row, told by a 64-bit hash. `common_error` is the most frequent one.
 --   * `drift_p99` is due to sent: on a real clock the client's own delay, on the virtual clock 0.
 WITH turns AS (
   SELECT
@@ -58,6 +59,6 @@ WITH turns AS (
   FROM (SELECT sum(change) OVER (ORDER BY moment, change ROWS UNBOUNDED PRECEDING) AS depth FROM edges)
 ), failure AS (
   SELECT any_value(error ORDER BY n DESC, error) AS common_error
-  FROM (SELECT error, count(*) AS n FROM requests WHERE run_id = $run AND error IS NOT NULL GROUP BY error)
+  FROM (SELECT error, count(*) AS n FROM requests WHERE run_id = $run AND status = 'error' GROUP BY error)
 )
 SELECT * FROM turns, answers, flight, failure

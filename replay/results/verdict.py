@@ -57,7 +57,7 @@ class _Reasons(list[str]):
 def _completeness(checks: Mapping[str, Any], status: str, invalid: _Reasons, partial: _Reasons) -> None:
     partial.add_if(status == "partial", "the run was stopped before its end")
     partial.add_if(status == "running", "the run has not ended")
-    invalid.add_if(not checks["ok"], "no request succeeded")
+    invalid.add_if(not checks["ok"] and status == "complete", "no request succeeded")
     partial.add_if(bool(checks["cancelled"]), f"{units.count(checks['cancelled'], 'request')} cancelled")
     invalid.add_if(bool(checks["repeated"]), f"{units.count(checks['repeated'], 'turn')} recorded more than once")
 

@@ -1,0 +1,44 @@
+-- The same turn in two runs is one pair. Rows: the turns that both runs answered, columns of v_requests
+-- with a_ and b_ before their names, and the groups that the turn belongs to.
+--
+-- Parameters: $a and $b, ids of runs. `replay compare` keeps the rows as the temporary table `pairs`, which the
+-- other compare_*.sql files read.
+-- Traps:
+--   * A turn that only one run answered is no pair: read compare_counts.sql first, for failures flatter.
+--   * The reusable prefix (ideal_tokens) is the first run's: the second may have sent its requests in another order.
+--   * Groups are numbers, so that they sort; compare_groups.sql names them. NULL = in no group of that kind.
+SELECT
+  *,
+  dense_rank() OVER (ORDER BY a_session) - 1 AS session_number,
+  CASE
+    WHEN a_ideal_tokens IS NULL THEN NULL
+    WHEN a_ideal_tokens < 1 THEN 1
+    WHEN a_ideal_tokens < 8192 THEN 2
+    WHEN a_ideal_tokens < 32768 THEN 3
+    WHEN a_ideal_tokens < 65536 THEN 4
+    WHEN a_ideal_tokens < 131072 THEN 5
+    ELSE 6
+  END AS prefix_group,
+  CASE
+    WHEN a_position = 0 OR a_pause IS NULL THEN NULL
+    WHEN a_pause < 1 THEN 1
+    WHEN a_pause < 10 THEN 2
+    WHEN a_pause < 60 THEN 3
+    WHEN a_pause < 300 THEN 4
+    WHEN a_pause < 3600 THEN 5
+    ELSE 6
+  END AS pause_group,
+  CASE
+    WHEN a_position IS NULL THEN NULL
+    WHEN a_position < 1 THEN 1
+    WHEN a_position < 5 THEN 2
+    WHEN a_position < 20 THEN 3
+    WHEN a_position < 50 THEN 4
+    ELSE 5
+  END AS position_group,
+  10 * list_position(['gpu', 'cpu', 'disk', 'remote', 'external', 'none'], a_served_from)
+    + list_position(['gpu', 'cpu', 'disk', 'remote', 'external', 'none'], b_served_from) AS served_from_group
+FROM (SELECT COLUMNS('(.*)') AS 'a_\1' FROM v_requests WHERE run_id = $a AND status = 'ok')
+JOIN (SELECT COLUMNS('(.*)') AS 'b_\1' FROM v_requests WHERE run_id = $b AND status = 'ok')
+  ON a_session = b_session AND a_turn = b_turn
+ORDER BY a_session, a_turn
