@@ -46,9 +46,7 @@ def main() -> None:
             run_id = store.begin_run({"backend": "vllm", "target": "sim", "simulated": True})
             reader = store.reader()
             reader.execute(_SQL, {"run": run_id, "rows": rows})
-            sample = pl.DataFrame(
-                reader.sql("SELECT * EXCLUDE (run_id) FROM requests LIMIT 100000")
-            ).to_dicts()
+            sample = pl.DataFrame(reader.sql("SELECT * EXCLUDE (run_id) FROM requests LIMIT 100000")).to_dicts()
             reader.close()
             other = store.begin_run({"backend": "vllm", "target": "sim", "simulated": True})
             started = time.perf_counter()
