@@ -291,7 +291,7 @@ def inspect(trace: str, model: str | None, as_json: bool) -> None:
 @click.option("--slo", help="Limit to keep, e.g. ttft_p95=2s.")
 @click.option("--price", "prices", multiple=True, metavar="K=V", help="gpu_hour, cpu_gib_month, disk_gib_month, ...")
 @click.option("--block-tokens", type=int, help="Granularity of the curve [default: the trace's or the backend's].")
-@click.option("--partial-blocks", is_flag=True, help="Count a prompt's last, partial block (where the source names it).")
+@click.option("--partial-blocks", is_flag=True, help="Count a prompt's last, partial block, where the source names it.")
 @click.option("--too-long", type=click.Choice(["refuse", "drop"]), default="refuse", show_default=True)
 @click.option("--no-predict", is_flag=True, help="Only the exact curve and the break-even; no simulation.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -467,3 +467,6 @@ def sql(statement: str, db: str, fmt: str) -> None:
     from replay.results.sql import query
 
     _write(query(db, statement, fmt, width=shutil.get_terminal_size().columns), None)  # type: ignore[arg-type]
+
+
+import replay.cli_compare  # noqa: E402, F401  (adds its commands to `main`, from options defined above)

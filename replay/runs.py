@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import platform
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from replay.load import clock
 from replay.load.driver import Driver, Progress
 from replay.load.outcome import Backend
 from replay.load.schedule import Schedule, Settings
+from replay.results.recorder import Recorder
 from replay.results.store import Store
 from replay.trace import Trace
 from replay.trace.describe import timestamp_quantum
@@ -46,9 +47,10 @@ def execute(
     trace: Trace,
     where: Where,
     settings: Settings,
-    store: Store,
+    store: Store | Recorder,
     *,
     name: str | None = None,
+    notes: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> str:
@@ -60,6 +62,7 @@ def execute(
         settings: how to ask.
         store: gets the run.
         name: of the run; null: the backend's.
+        notes: further entries of the run's `settings`.
         watch: called after each row.
         say: gets a line now and then while an engine starts.
 
@@ -68,7 +71,7 @@ def execute(
     Raises:
         ReplayError: the backend, model or trace do not fit together, or the results file cannot be written.
     """
-    run = _Run(trace, where, settings, store, name, watch, say)
+    run = _Run(trace, where, settings, store, name, notes, watch, say)
     return clock.run(run.play(), virtual=where.simulated)
 
 
@@ -108,13 +111,14 @@ class _Run:
         trace: Trace,
         where: Where,
         settings: Settings,
-        store: Store,
+        store: Store | Recorder,
         name: str | None,
+        notes: Mapping[str, Any] | None,
         watch: Watch | None,
         say: Callable[[str], None],
     ):
         self.trace, self.where, self.settings, self.store = trace, where, settings, store
-        self.name, self.watch, self.say = name, watch, say
+        self.name, self.notes, self.watch, self.say = name, notes or {}, watch, say
 
     async def play(self) -> str:
         run_clock = clock.RunClock()
@@ -177,6 +181,7 @@ class _Run:
                 "preset": _plain(where.preset),
                 "replay": settings.as_dict(),
                 "versions": {**(about.get("versions") or {}), **_OWN_VERSIONS},
+                **self.notes,
             },
         }
 

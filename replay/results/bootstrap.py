@@ -99,8 +99,8 @@ class Bootstrap:
         return np.stack([_quantile(reached, height, q) for q in qs])
 
     def _by_unit(self, columns: Ints, count: int, values: Floats) -> Floats:
-        flat = np.bincount(self._unit * count + columns, weights=values, minlength=self.units * count)
-        return flat.reshape(self.units, count)
+        sums = np.bincount(self._unit * count + columns, weights=values, minlength=self.units * count)
+        return sums.astype(np.float64).reshape(self.units, count)
 
 
 def interval(resampled: Floats) -> tuple[float, float] | None:

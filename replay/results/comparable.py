@@ -56,7 +56,9 @@ def _settings(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, Any, 
 def _warnings(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
     if a["id"] == b["id"]:
         yield "this compares a run with itself"
-    unknown = [key for key, left, right in _settings(a, b) if (left is None) != (right is None) and key != "concurrency"]
+    unknown = [
+        key for key, left, right in _settings(a, b) if (left is None) != (right is None) and key != "concurrency"
+    ]
     if unknown:
         yield f"stored for only one of the two, so taken to be the same: {', '.join(unknown)}"
     if a["simulated"] != b["simulated"]:

@@ -16,34 +16,12 @@ import numpy as np
 from replay.errors import ReplayError
 from replay.results import comparable, gates, queries
 from replay.results.bootstrap import Bootstrap, Floats, interval
-from replay.results.metrics import LATENCIES, LEAST, METRICS, QUANTILES, RATIOS, SUMS
+from replay.results.metrics import LATENCIES, LEAST, METRICS, QUANTILES, RATIOS, SUMS, Cell
 from replay.results.report import TIERS, connection
 from replay.results.store import Store
 
 SOURCES = (*TIERS, "computed")
 _GROUPINGS = ("prefix", "pause", "served_from", "position")
-
-
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric in both runs. Null is unknown: the backend does not say, or too few pairs support it."""
-
-    a: float | None = None
-    b: float | None = None
-    difference: float | None = None
-    """b - a."""
-    change: float | None = None
-    """Difference as a share of a; null where a is 0."""
-    low: float | None = None
-    """Ends of the 95 % interval of the difference; null where there is none, as for throughput: one figure a run."""
-    high: float | None = None
-    change_low: float | None = None
-    """Ends of the 95 % interval of the change."""
-    change_high: float | None = None
-    n: int | None = None
-    """Pairs that it rests on; null for figures of the whole run."""
-    verdict: str = "unknown"
-    """`better`, `worse` (`more`, `less` where neither is better), `no difference shown` (the interval holds 0),
-    `no interval`, or `unknown`."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +55,7 @@ class Against(msgspec.Struct, frozen=True, kw_only=True):
     units: int
     """How many of these there are (groups of them where there are very many)."""
     metrics: dict[str, Cell]
-    """By name, see `replay.results.metrics`. Latencies, tokens and losses are of the pairs; rates, errors of the runs."""
+    """By name (`replay.results.metrics`). Latencies, tokens and losses: of the pairs; rates and errors: of the runs."""
     groups: list[Group]
     turns: list[dict[str, Any]]
     """Rows of ``reports/compare_turns.sql``."""
@@ -316,7 +294,7 @@ class _Pairs:
         return Group(
             by=row["by"], group=row["group"], n=row["n"], better=row["better"], worse=row["worse"],
             a_mean=row["a_mean"], b_mean=row["b_mean"], difference=difference,
-            low=low, high=high, verdict=_verdict(-1, low, high),
+            low=low, high=high, verdict=_verdict(-1, difference, low, high),
         )  # fmt: skip
 
     def _both(self, column: str) -> tuple[Floats, Floats]:
@@ -341,13 +319,13 @@ def _cell(
     return Cell(
         a=_round(a), b=_round(b), difference=_round(b - a), change=_round(b / a - 1) if a else None,
         low=_round(low), high=_round(high), change_low=_round(change_low) if a else None,
-        change_high=_round(change_high) if a else None, n=n, verdict=_verdict(METRICS[name].better, low, high),
+        change_high=_round(change_high) if a else None, n=n, verdict=_verdict(METRICS[name].better, b - a, low, high),
     )  # fmt: skip
 
 
-def _verdict(better: int, low: float | None, high: float | None) -> str:
+def _verdict(better: int, difference: float, low: float | None, high: float | None) -> str:
     if low is None or high is None:
-        return "no interval"
+        return "no interval" if difference else "no difference shown"
     if _round(low) <= 0 <= _round(high):
         return "no difference shown"
     if not better:

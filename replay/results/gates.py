@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
 from replay.errors import ReplayError, unknown_name
-from replay.results.metrics import METRICS, Kind
+from replay.results.metrics import METRICS, Cell, Kind
 
 Scope = Literal["value", "difference", "change"]
 
@@ -39,18 +39,6 @@ _EXAMPLES = {
     "count": "{0} <= 0 or {0} <= +10%",
     "share": "{0} <= 5%, {0} <= +1pp or {0} <= -25%",
 }
-
-
-class Figures(Protocol):
-    """What a gate reads of a compared metric; null is unknown."""
-
-    b: float | None
-    difference: float | None
-    change: float | None
-    low: float | None
-    high: float | None
-    change_low: float | None
-    change_high: float | None
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -112,7 +100,7 @@ def parse(text: str) -> Gate:
     return Gate(text, metric, op, "difference" if sign else "value", value * _UNITS[kind][unit])
 
 
-def check(gate: Gate, metrics: Mapping[str, Figures]) -> Result:
+def check(gate: Gate, metrics: Mapping[str, Cell]) -> Result:
     """Holds a gate against the compared metrics. An unknown figure fails."""
     cell = metrics[gate.metric]
     value, ends = {
@@ -128,7 +116,7 @@ def check(gate: Gate, metrics: Mapping[str, Figures]) -> Result:
     return Result(gate.text, passed, value, gate.limit, gate.scope, certain)
 
 
-def _why_unknown(gate: Gate, cell: Figures) -> str:
+def _why_unknown(gate: Gate, cell: Cell) -> str:
     if gate.scope == "change" and cell.difference is not None:
         return f"{gate.metric} is 0 in the first run, so there is no relative change; give an absolute limit"
     return f"{gate.metric} is unknown: the backend does not say, or there are too few turns for it"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from replay.results.report import LOSSES, TIERS
 
 Kind = Literal["seconds", "tokens", "share", "rate", "count"]
@@ -32,6 +34,28 @@ RATIOS = {
     "loss_share": ("loss_total", "ideal_tokens"),
 }
 """Metrics that are one sum over another."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric in both runs. Null is unknown: the backend does not say, or too few pairs support it."""
+
+    a: float | None = None
+    b: float | None = None
+    difference: float | None = None
+    """b - a."""
+    change: float | None = None
+    """Difference as a share of a; null where a is 0."""
+    low: float | None = None
+    """Ends of the 95 % interval of the difference; null where there is none, as for throughput: one figure a run."""
+    high: float | None = None
+    change_low: float | None = None
+    """Ends of the 95 % interval of the change."""
+    change_high: float | None = None
+    n: int | None = None
+    """Pairs that it rests on; null for figures of the whole run."""
+    verdict: str = "unknown"
+    """`better`, `worse` (`more`, `less` where neither is better), `no difference shown` (the interval holds 0),
+    `no interval`, or `unknown`."""
 
 
 class Metric(NamedTuple):

@@ -34,12 +34,24 @@ _STYLES = {
 def show(report: Report, console: Console | None = None) -> None:
     """Prints a report; plain where the output is no terminal, colourless where ``NO_COLOR`` is set."""
     console = console or Console(highlight=False)
+    emit(table(report, ascii_only=console.options.ascii_only), console)
+
+
+def emit(shown: RenderableType, console: Console | None = None) -> None:
+    """Prints something of ours; plain where the output is no terminal."""
+    console = console or Console(highlight=False)
     console.width = min(console.width, 2 * WIDTH)
-    ascii_only = console.options.ascii_only
     if console.is_terminal:
-        console.print(table(report, ascii_only=ascii_only))
+        console.print(shown)
     else:
-        console.file.write(text(report, width=console.width, ascii_only=ascii_only))
+        console.file.write(plain(shown, width=console.width))
+
+
+def plain(shown: RenderableType, *, width: int = WIDTH) -> str:
+    """Something of ours as plain text, without padding at the ends of lines."""
+    buffer = io.StringIO()
+    Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False).print(shown)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
 def table(report: Report, *, ascii_only: bool = False) -> RenderableType:
@@ -55,7 +67,7 @@ def table(report: Report, *, ascii_only: bool = False) -> RenderableType:
     for section in layout.sections(report, ascii_only=ascii_only):
         parts += [Text(), Text(section.title, style="bold")]
         if section.rows:
-            parts.append(_table(section))
+            parts.append(section_table(section))
         parts += [Text(line) for line in section.lines]
     parts += [Text(), *(Text(line, style="dim") for line in layout.footer(report))]
     return Group(*parts)
@@ -63,10 +75,7 @@ def table(report: Report, *, ascii_only: bool = False) -> RenderableType:
 
 def text(report: Report, *, width: int = WIDTH, ascii_only: bool = False) -> str:
     """A report as plain text, without padding at the ends of lines."""
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False)
-    console.print(table(report, ascii_only=ascii_only))
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    return plain(table(report, ascii_only=ascii_only), width=width)
 
 
 def markdown(report: Report) -> str:
@@ -108,7 +117,8 @@ def csv(source: Store | str | Path, run: str | None = None, *, file: TextIO | No
     return written
 
 
-def _table(section: layout.Section) -> Table:
+def section_table(section: layout.Section) -> Table:
+    """A section's table as a rich renderable."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for i, name in enumerate(section.columns):
         grid.add_column(
