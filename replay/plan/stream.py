@@ -26,7 +26,7 @@ def interleaved(schedule: Schedule, live: int | None = None) -> list[Step]:
         begins = _starts(begins, offsets, schedule, live)
     times = [begins[step.family] + offset for step, offset in zip(schedule.steps, offsets, strict=True)]
     number = {turn.ref: index for index, turn in enumerate(schedule.trace.turns)}
-    lines = [number[step.turn.ref] for step in schedule.steps]
+    lines = np.array([number[step.turn.ref] for step in schedule.steps])
     return [schedule.steps[index] for index in np.lexsort((lines, np.round(times, 6)))]
 
 

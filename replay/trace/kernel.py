@@ -4,7 +4,7 @@ import numba
 
 
 @numba.njit(cache=True)
-def fill(run, depth, size, lead, start, parent, base, out):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+def fill(run, depth, size, lead, start, parent, base, out):  # type: ignore[no-untyped-def]
     end = (depth + lead) // size
     while run >= 0 and end > 0:
         first = (start[run] + lead) // size

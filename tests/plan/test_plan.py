@@ -203,6 +203,16 @@ def test_steps_are_sent_by_recorded_time_and_after_what_they_wait_for() -> None:
     assert [step.id for step in interleaved(schedule, 1)] == ["a/0", "a/1", "b/0", "b/1", "b/2"]
 
 
+def test_steps_of_one_time_come_in_the_order_of_the_trace() -> None:
+    asked = trace(
+        Turn(session="a", turn=0, at=0.1, append=[("a", 100)]),
+        Turn(session="b", turn=0, at=0.3, append=[("b", 100)]),
+        Turn(session="a", turn=1, at=0.3, after=[], append=[("a1", 10)]),
+        Turn(session="c", turn=0, at=0.3, append=[("c", 100)]),
+    )
+    assert [step.id for step in interleaved(Schedule(asked, Settings()))] == ["a/0", "b/0", "a/1", "c/0"]
+
+
 def test_partial_blocks_count_where_the_trace_names_them() -> None:
     asked = trace(
         Turn(session="a", turn=0, at=0.0, append=[("x", 512), ("y", 100)]),

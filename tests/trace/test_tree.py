@@ -80,6 +80,21 @@ def test_block_ids_are_equal_exactly_where_all_tokens_up_to_there_are(steps, siz
 
 
 @settings(deadline=None)
+@given(growth, st.integers(1, 5))
+def test_ids_of_partial_blocks_are_equal_exactly_where_all_tokens_up_to_their_first_are(steps, size):
+    tree, tips, lists = grow(steps)
+    blocks = BlockIds(tree, size, partial=True)
+    known: dict[tuple[tuple[str, int], ...], int] = {}
+    for tip, tokens in zip(tips, lists, strict=True):
+        ids = blocks(tip)
+        assert len(ids) == -(-len(tokens) // size)
+        for k, number in enumerate(ids):
+            assert known.setdefault(tuple(tokens[: k * size + 1]), int(number)) == number
+    assert len(set(known.values())) == len(known)
+    assert all(0 <= number < blocks.count for number in known.values())
+
+
+@settings(deadline=None)
 @given(growth, growth, st.integers(1, 5))
 def test_block_ids_do_not_change_when_the_tree_grows(first, more, size):
     tree, tips, _ = grow(first)

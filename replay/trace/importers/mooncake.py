@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -185,7 +186,7 @@ def _say_ticks(times: list[float], notes: Notes) -> None:
     distinct = sorted(set(times))
     repeated = len(times) - len(distinct)
     if len(times) >= 10 and repeated > len(times) / 10:
-        gaps = [after - before for before, after in zip(distinct, distinct[1:], strict=False)]
+        gaps = [after - before for before, after in pairwise(distinct)]
         every = f" every {median(gaps) / 1000:g} s" if gaps else ""
         notes.say(
             f"timestamps are quantised: {repeated:,} of {len(times):,} repeat another, stamps come{every}; "
@@ -287,7 +288,7 @@ def _waiting(request: _Request, scope: str, notes: Notes) -> Turn:
     row, parent = request.row, request.parent
     pause = (row.delay or 0.0) / 1000 if parent else 0.0
     if parent and row.delay is None:
-        notes.count("pauses unknown (no delay), taken as the time between arrivals or 0", 1)
+        notes.count("pauses unknown (no delay), taken as the time between arrivals or 0")
         pause = request.at - parent.at
     return Turn(
         session=request.session,
