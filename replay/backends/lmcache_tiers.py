@@ -1,10 +1,10 @@
-"""Runs inside vLLM with LMCache in its process, and writes which of LMCache's tiers served each request.
+"""Runs inside vLLM as its connector to LMCache, and writes what vLLM and LMCache had of each request's prompt.
 
-Loaded as the connector (``kv_connector_module_path``), it is LMCache's own with two notes a request, in the form of
-`replay.backends.lmcache_recorder`: the worker's lookup by backend, and the scheduler's share that vLLM had itself.
-It imports nothing of `replay`, so it runs in the engine's environment; $REPLAY_LMCACHE_EVENTS names the file. No
-tokens, keys or prompts are written. Hooks: lmcache 0.5.3 to 0.5.6, `LMCacheEngine.lookup` and its `lookup_pins`
-(v1/cache_engine.py); vLLM 0.26 to 0.33, `KVConnectorBase_V1` (v1/base.py).
+Loaded by ``kv_connector_module_path``, the connectors are LMCache's own with notes in the form of
+`replay.backends.lmcache_recorder`: the tokens that vLLM had itself, and, with LMCache in vLLM's process, the hits by
+backend. It imports nothing of `replay`, so it runs in the engine's environment; $REPLAY_LMCACHE_EVENTS names the
+file. No tokens, keys or prompts are written. Hooks: vLLM 0.26 to 0.33, `KVConnectorBase_V1` (v1/base.py); lmcache
+0.5.3 to 0.5.6, `LMCacheEngine.lookup` and its `lookup_pins` (v1/cache_engine.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.v1.cache_engine import LMCacheEngine
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
@@ -48,24 +49,32 @@ def noting_lookup(lookup: Callable[..., int]) -> Callable[..., int]:
     return noted
 
 
-class TieredConnector(LMCacheConnectorV1):  # type: ignore[misc]
-    """LMCache's connector, which notes what vLLM had itself when a request was scheduled."""
+class _Noting:
+    """Notes what vLLM had itself when a request was scheduled."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None):
-        super().__init__(vllm_config, role, kv_cache_config)
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]
         self._own: dict[str, int] = {}
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         """Asked until the request can be scheduled: the last answer is the one that counts."""
         self._own[request.request_id] = num_computed_tokens
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """The request is scheduled."""
+        """The request is scheduled, with so many tokens to load; after an asynchronous load, once more with none."""
         own = self._own.pop(request.request_id, None)
         if own is not None:
             note(request.request_id, engine_tokens=own, load_tokens=num_external_tokens)
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
+
+
+class InProcess(_Noting, LMCacheConnectorV1):  # type: ignore[misc]
+    """LMCache in vLLM's process."""
+
+
+class ServerClient(_Noting, LMCacheMPConnector):  # type: ignore[misc]
+    """The client of LMCache's server, whose own lookups `lmcache_recorder` notes."""
 
 
 LMCacheEngine.lookup = noting_lookup(LMCacheEngine.lookup)

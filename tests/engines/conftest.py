@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +33,7 @@ BLOCK, CHUNK = 128, 256
 # Every prompt fits; three sessions of the traces below do not, so that the GPU tier must evict.
 RECORDER = ROOT / "replay/backends/lmcache_recorder.py"
 GPU_TOKENS, MAX_LEN = 4096, 3968
+SYSTEM = 600
 SETTINGS = Settings(outputs="live")
 
 Rows = list[dict[str, Any]]
@@ -159,8 +162,8 @@ def agents(seed: int, sessions: int = 4, turns: int = 16, pause: float = 0.0) ->
     for _ in range(turns):
         who = rng.randrange(sessions)
         append, output = rng.randint(90, 500), rng.randint(2, 12)
-        shared = [] if positions[who] else [("system", 600)]
-        if length[who] + 600 + append + output > MAX_LEN - BLOCK:
+        shared = [] if positions[who] else [("system", SYSTEM)]
+        if length[who] + SYSTEM + append + output > MAX_LEN - BLOCK:
             continue
         turn = Turn(
             session=f"agent{who}",
@@ -217,3 +220,35 @@ def trace() -> Callable[..., Trace]:
 @pytest.fixture
 def simulated(model: Path) -> Callable[[Preset, Trace], Rows]:
     return lambda preset, trace: simulate(preset, model, trace)
+
+
+@pytest.fixture
+def stored_prefix() -> Callable[[Rows], list[int]]:
+    """For each row of a run of `agents`, tokens of its prompt that an earlier prompt began with.
+
+    LMCache stores prompts, not what is generated: of the parent's output nothing is there yet.
+    """
+
+    def prefixes(rows: Rows) -> list[int]:
+        prompts: dict[str, int] = {}
+        found = []
+        for row in rows:
+            found.append(prompts.get(row["session"], SYSTEM if prompts else 0))
+            prompts[row["session"]] = row["prompt_tokens"]
+        return found
+
+    return prefixes
+
+
+@pytest.fixture
+def counters() -> Callable[[Bench], dict[str, float]]:
+    """Counters of the first instance, summed over labels."""
+
+    def read(bench: Bench) -> dict[str, float]:
+        page = urllib.request.urlopen(f"{bench.launched.urls[0]}/metrics").read().decode()
+        totals: dict[str, float] = {}
+        for name, value in re.findall(r"^(vllm:\w+_total)(?:\{.*\})? (\S+)$", page, re.MULTILINE):
+            totals[name] = totals.get(name, 0) + float(value)
+        return totals
+
+    return read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -244,9 +245,24 @@ def test_records_are_found_while_the_file_grows(tmp_path: Path) -> None:
 
 def test_a_connectors_log_is_read(tmp_path: Path) -> None:
     path = tmp_path / "engine.log"
-    path.write_text("INFO: other\n" + LOG)
-    found = run(lookups.Lookups(path, log=True).find("r-s/0"), virtual=False)
+    path.write_text(LOG.replace("Total tokens 2000", "Total tokens 1"))
+    follower = lookups.Lookups(path, log=True)  # what stands there is about earlier runs
+    with path.open("a") as log:
+        log.write("INFO: other\n" + LOG)
+    found = run(follower.find("r-s/0"), virtual=False)
     assert found == {"total_tokens": 2000, "engine_tokens": 512, "hit_tokens": 1536, "load_tokens": 1024}
+
+
+def test_notes_of_engine_and_cache_about_a_request_are_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    follower = lookups.Lookups(path)
+    about = {"event": "mp.lookup_prefetch.end", "session_id": "cmpl-r-s/0-0-9b54dfbf"}
+    with path.open("a") as file:
+        file.write(json.dumps({**about, "engine_tokens": 512}) + "\n")
+        file.write(json.dumps({**about, "hit_tokens": 1536, "l1_hit_tokens": 1024}) + "\n")
+    found = run(follower.find("r-s/0"), virtual=False)
+    assert found is not None
+    assert (found["engine_tokens"], found["hit_tokens"], found["l1_hit_tokens"]) == (512, 1536, 1024)
 
 
 def test_waiting_for_records_that_never_come_ends(tmp_path: Path) -> None:

@@ -23,8 +23,11 @@ def default_endpoint(preset: Preset) -> Endpoint:
 
 
 def can_salt(preset: Preset) -> bool:
-    """The engine keeps prompts with different ``cache_salt`` apart."""
-    return preset.engine in _OWN_ENGINES
+    """The engine and what stands behind it keep prompts with different ``cache_salt`` apart.
+
+    LMCache in vLLM's process does not: its keys hold tokens alone (0.5.3 to 0.5.6, ``v1/token_database.py``).
+    """
+    return preset.engine in _OWN_ENGINES and preset.connector != "lmcache"
 
 
 def common(

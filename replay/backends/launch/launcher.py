@@ -58,8 +58,7 @@ class Launched:
         self.lmcache_url: str | None = None
         """HTTP URL of LMCache's server (``/metrics``, ``/status``, ``/cache/clear``); null without one."""
         self.events: Path | None = None
-        """File of LMCache's lookups by tier, for `attribution.lookups.Lookups`; null without LMCache, or where
-        its server is too old to load `recorder` (0.5.3)."""
+        """File of what LMCache says of each request, for `attribution.lookups.Lookups`; null without LMCache."""
         self.probe: Probe | None = None
         self.capacity: dict[str, int | None] = {}
         """GPU tier in tokens, of all instances together, as the engine reports; null if it does not."""
@@ -114,8 +113,7 @@ class Launched:
         services, commands = beside.plan(self.preset, self.probe, scratch, self._recorder)
         if services.lmcache_http:
             self.lmcache_url = f"http://{LOOPBACK}:{services.lmcache_http}"
-        recorded = self._recorder is not None and self.probe.knows("--server-module")
-        if self.preset.connector == "lmcache" or (self.lmcache_url and recorded):
+        if self.preset.connector.startswith("lmcache"):
             self.events = services.events
         serve = _ENGINES[self.preset.engine]
         for instance in range(self.preset.instances):

@@ -17,7 +17,7 @@ from replay.backends.preset import Preset
 from replay.errors import ReplayError
 
 _CHUNK = 256
-_TIERED = Path(__file__).parents[1] / "lmcache_tiers.py"
+_TIERS = Path(__file__).parents[1] / "lmcache_tiers.py"
 _GB = 2**30  # LMCache's "GB" of a buffer is 2**30 bytes
 
 
@@ -44,8 +44,7 @@ def in_process(preset: Preset, services: Services) -> tuple[dict[str, Any], list
         env["LMCACHE_MAX_LOCAL_DISK_SIZE"] = f"{disk.gib:g}"
     if services.remote:
         env["LMCACHE_REMOTE_URL"] = services.remote
-    env |= {"REPLAY_LMCACHE_EVENTS": str(services.events), **_module(_TIERED, services)}
-    return {"kv_connector": "TieredConnector", "kv_connector_module_path": _TIERED.stem}, [], env
+    return {"kv_connector": "InProcess", "kv_connector_module_path": _TIERS.stem}, [], {**env, **_noting(services)}
 
 
 def _module(file: Path, services: Services) -> dict[str, str]:
@@ -54,17 +53,22 @@ def _module(file: Path, services: Services) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(services.scratch), os.environ.get("PYTHONPATH")]))}
 
 
-def client(services: Services) -> dict[str, Any]:
-    """vLLM's KV transfer configuration for an LMCache server."""
-    return {
-        "kv_connector": "LMCacheMPConnector",
-        # vLLM bundles an older copy; LMCache's own class matches its server.
-        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+def client(services: Services) -> tuple[dict[str, Any], list[str], dict[str, str]]:
+    """vLLM's KV transfer configuration, further arguments and environment for an LMCache server."""
+    config = {
+        "kv_connector": "ServerClient",
+        "kv_connector_module_path": _TIERS.stem,
         "kv_connector_extra_config": {
             "lmcache.mp.host": f"tcp://{LOOPBACK}",
             "lmcache.mp.port": services.lmcache_port,
         },
     }
+    return config, [], _noting(services)
+
+
+def _noting(services: Services) -> dict[str, str]:
+    """Environment in which LMCache's connector is `replay.backends.lmcache_tiers`."""
+    return {"REPLAY_LMCACHE_EVENTS": str(services.events), **_module(_TIERS, services)}
 
 
 def server(preset: Preset, probe: Probe, services: Services, recorder: Path | None) -> Command:

@@ -116,7 +116,7 @@ def _connector(
     if preset.connector == "lmcache":
         return lmcache.in_process(preset, services)
     if preset.connector == "lmcache-mp":
-        return lmcache.client(services), [], {}
+        return lmcache.client(services)
     if preset.connector == "mooncake":
         return mooncake.client(preset, services)
     if preset.connector == "offload":

@@ -99,15 +99,16 @@ class Lookups:
         waited = 0.0
         while True:
             self._read()
-            record = self._found.pop(request, None)
-            if record is not None:
+            record = self._found.get(request)
+            # vLLM's own share is noted by another process than LMCache's hits; both are wanted.
+            if record is not None and "hit_tokens" in record:
                 self._in_vain = 0
-                return record
+                return self._found.pop(request)
             # Where records never come (the recorder is not loaded), waiting would only delay the run.
             if waited >= self._WAIT_S or self._in_vain >= self._GIVE_UP:
                 self._in_vain += 1
-                self.missing += 1
-                return None
+                self.missing += record is None
+                return self._found.pop(request, None)
             await asyncio.sleep(self._STEP_S)
             waited += self._STEP_S
 
