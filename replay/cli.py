@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from replay import __version__
+from replay.cli_output import PAGES, emit, page_options, write_page
 from replay.errors import ReplayError
 
 DEFAULT_DB = "replay.duckdb"
@@ -87,7 +88,9 @@ def _trace(path: str) -> Any:
     show_default=True,
     help="Prompts beyond the model's context.",
 )
-@click.option("--restart-at", type=float, metavar="SECONDS", help="Restart the engine then: what does the disk bring back?")
+@click.option(
+    "--restart-at", type=float, metavar="SECONDS", help="Restart the engine then: what does the disk bring back?"
+)
 @click.option("--seed", type=int, default=0, help="Seed of token content.")
 @click.option("--name", help="Name of the run [default: the backend's].")
 @click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the server's API key.")
@@ -208,28 +211,25 @@ class _progress:
 @main.command()
 @click.argument("run", required=False)
 @_db
-@click.option(
-    "--format",
-    "fmt",
-    type=click.Choice(["table", "json", "csv", "md"]),
-    default="table",
-    show_default=True,
-    help="csv is the rows, the others the report.",
-)
-@click.option("-o", "--output", type=click.Path(), help="File to write instead of standard output.")
-def report(run: str | None, db: str, fmt: str, output: str | None) -> None:
-    """Show a run: RUN is an id, the start of one, or a name; the latest if none is given.
+@page_options("table", "json", "csv", "md")
+def report(run: str | None, db: str, fmt: str, output: str | None, chart: str | None) -> None:
+    """Show a run: RUN is an id, the start of one, or a name; the latest if none is given. csv is its rows.
 
     \b
     Examples:
       replay report
-      replay report lmcache-disk --format json -o report.json
+      replay report lmcache-disk --format html -o report.html
     """
     from replay.results import render
     from replay.results.report import report as read
 
+    if fmt in PAGES:
+        from replay.results.html.run import page
+
+        write_page(page(db, run), fmt, output, chart)
+        return
     if fmt == "csv":
-        _write(render.csv(db, run), output)
+        emit(render.csv(db, run), output)
         return
     result = read(db, run)
     if fmt == "table" and output is None:
@@ -240,17 +240,7 @@ def report(run: str | None, db: str, fmt: str, output: str | None) -> None:
         "md": lambda: render.markdown(result),
         "table": lambda: render.text(result),
     }
-    _write(texts[fmt](), output)
-
-
-def _write(text: str, output: str | None) -> None:
-    if output is None:
-        click.echo(text, nl=not text.endswith("\n"))
-        return
-    try:
-        Path(output).write_text(text)
-    except OSError as error:
-        raise ReplayError(f"{output}: cannot write: {(error.strerror or str(error)).lower()}") from None
+    emit(texts[fmt](), output)
 
 
 @main.command()
@@ -294,6 +284,7 @@ def inspect(trace: str, model: str | None, as_json: bool) -> None:
 @click.option("--partial-blocks", is_flag=True, help="Count a prompt's last, partial block, where the source names it.")
 @click.option("--too-long", type=click.Choice(["refuse", "drop"]), default="refuse", show_default=True)
 @click.option("--no-predict", is_flag=True, help="Only the exact curve and the break-even; no simulation.")
+@page_options("table", "json")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def plan(
     trace: str,
@@ -308,6 +299,9 @@ def plan(
     partial_blocks: bool,
     too_long: str,
     no_predict: bool,
+    fmt: str,
+    output: str | None,
+    chart: str | None,
     as_json: bool,
 ) -> None:
     """How much GPU, CPU and disk cache TRACE needs, and whether a slower tier pays at all.
@@ -315,7 +309,7 @@ def plan(
     \b
     Examples:
       replay plan traces/claude_code.jsonl
-      replay plan traces/claude_code.jsonl --sessions 32 --slo ttft_p95=2s
+      replay plan traces/claude_code.jsonl --sessions 32 --slo ttft_p95=2s --format html -o plan.html
     """
     import msgspec
 
@@ -326,12 +320,15 @@ def plan(
     from replay.plan import planner
     from replay.plan.render import render
 
+    fmt = "json" if as_json else fmt
+    if fmt in PAGES:  # what is missing is said before anything is simulated
+        from replay.plan.page import page
     read = _trace(trace)
     presets = [preset.load(name, overrides) for name in backends or PLAN_BACKENDS]
     settings = Settings(concurrency=sessions, too_long=too_long)
 
     def simulate(choice: preset.Preset) -> dict[str, float | None]:
-        if not as_json:
+        if fmt != "json":
             _say(f"simulating {choice.name}")
         return runs.predict(read, connect.Where(choice, model=model, gpu=gpu), settings)
 
@@ -348,12 +345,18 @@ def plan(
         partial_blocks=partial_blocks,
     )
     _say("")
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found.as_dict())).decode())
+    if fmt in PAGES:
+        write_page(page(found), fmt, output, chart)
+        return
+    if fmt == "json":
+        emit(msgspec.json.format(msgspec.json.encode(found.as_dict())).decode(), output)
         return
     from rich.console import Console
 
-    Console(highlight=False).print(render(found))
+    console = Console(highlight=False)
+    with console.capture() as text:
+        console.print(render(found))
+    emit(text.get(), output)
 
 
 @main.command("import")
@@ -466,7 +469,9 @@ def sql(statement: str, db: str, fmt: str) -> None:
 
     from replay.results.sql import query
 
-    _write(query(db, statement, fmt, width=shutil.get_terminal_size().columns), None)  # type: ignore[arg-type]
+    emit(query(db, statement, fmt, width=shutil.get_terminal_size().columns), None)  # type: ignore[arg-type]
 
 
-import replay.cli_compare  # noqa: E402, F401  (adds its commands to `main`, from options defined above)
+# They add their commands to `main`, with options defined above.
+import replay.cli_compare  # noqa: E402
+import replay.cli_files  # noqa: E402, F401

@@ -35,7 +35,7 @@ def waterfall(rows: Rows, longest: float) -> Draw:
 
     def draw(width: int) -> Chart:
         room = 150 if width > 500 else 118  # for the text behind the longest bar
-        base = alt.Chart(_data(rows)).encode(
+        base = alt.Chart(data(rows)).encode(
             y=alt.Y("step:N", sort=None, title=None, axis=alt.Axis(labelFontSize=13, labelColor=theme.colour("ink"))),
             x=alt.X(
                 "start:Q",
@@ -48,7 +48,7 @@ def waterfall(rows: Rows, longest: float) -> Draw:
             x2="end:Q", color=_by("part", rows), stroke=_by("part", rows)
         )
         text = base.mark_text(align="left", dx=7).encode(x="end:Q", text="text:N")
-        return _fit(bars + text, width, height=alt.Step(28))
+        return fit(bars + text, width, height=alt.Step(28))
 
     return draw
 
@@ -66,12 +66,12 @@ def distribution(rows: Rows) -> Draw:
         legend = alt.Legend(
             columns=0 if width > 500 else 2, symbolType="stroke", symbolSize=400, symbolStrokeWidth=3, labelLimit=170
         )
-        base = alt.Chart(_data(named)).encode(
+        base = alt.Chart(data(named)).encode(
             x=alt.X(
                 "ttft:Q",
                 title="seconds to the first token (logarithmic)",
                 scale=alt.Scale(type="log", nice=False),
-                axis=alt.Axis(format="~g", values=_round_numbers(low, high, width > 500)),
+                axis=alt.Axis(format="~g", values=round_numbers(low, high, width > 500)),
             ),
             y=alt.Y(
                 "share:Q",
@@ -85,7 +85,7 @@ def distribution(rows: Rows) -> Draw:
             strokeDash=alt.StrokeDash("group:N", scale=dashes, legend=legend)
         )
         few = base.mark_point(filled=True, size=55, opacity=1).transform_filter("datum.n <= 10")
-        return _fit(lines + few, width, height=260)
+        return fit(lines + few, width, height=260)
 
     return draw
 
@@ -100,7 +100,7 @@ def over_time(panels: Mapping[str, Rows]) -> Draw:
         charts = []
         for number, (title, rows) in enumerate(panels.items()):
             end = number == len(panels) - 1
-            bars = alt.Chart(_data(_stacked(rows, scale))).mark_rect(strokeWidth=0)
+            bars = alt.Chart(data(_stacked(rows, scale))).mark_rect(strokeWidth=0)
             charts.append(
                 bars.encode(
                     x=alt.X(
@@ -143,7 +143,7 @@ def shares(rows: Rows, parts: Sequence[str], axis: str) -> Draw:
         x = alt.X("bin:N", sort=None, title=axis, axis=labels, scale=alt.Scale(paddingInner=0.35))
         top = max([row["top"] for row in tops], default=0) or 1
         bars = (
-            alt.Chart(_data(tall))
+            alt.Chart(data(tall))
             .mark_bar()
             .encode(
                 x=x,
@@ -157,8 +157,8 @@ def shares(rows: Rows, parts: Sequence[str], axis: str) -> Draw:
                 order="order:Q",
             )
         )
-        text = alt.Chart(_data(tops)).mark_text(dy=-8, fontSize=size).encode(x=x, y="top:Q", text="text:N")
-        return _fit(bars + text, width, height=220)
+        text = alt.Chart(data(tops)).mark_text(dy=-8, fontSize=size).encode(x=x, y="top:Q", text="text:N")
+        return fit(bars + text, width, height=220)
 
     return draw
 
@@ -179,11 +179,13 @@ def _stacked(rows: Rows, scale: float) -> list[dict[str, Any]]:
     return bars
 
 
-def _data(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
+def data(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
+    """Rows as data of a chart."""
     return alt.InlineData(values=[dict(row) for row in rows])
 
 
-def _fit(chart: alt.LayerChart, width: int, height: int | alt.Step) -> Chart:
+def fit(chart: alt.LayerChart, width: int, height: int | alt.Step) -> Chart:
+    """A chart that takes `width` pixels with its axes and legend."""
     fitted: Chart = chart.properties(width=width, height=height, autosize=_GREEDY)
     return fitted
 
@@ -214,7 +216,7 @@ def _ticks(longest: float, at_most: int) -> list[float]:
     return [step * k for k in range(int(longest / step) + 1)]
 
 
-def _round_numbers(low: float, high: float, many: bool) -> list[float]:
+def round_numbers(low: float, high: float, many: bool) -> list[float]:
     """1, 2 and 5 of each power of ten between two numbers above 0; powers alone where there is little room."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if many and len(powers) <= 6 else (1,) if len(powers) > 2 else (1, 3)

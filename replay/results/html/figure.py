@@ -34,6 +34,8 @@ class Figure:
     alt: str
     """What the chart says, in words, for those who do not see it."""
     draw: Draw
+    badge: str = ""
+    """What sort of figures these are, beside the title, e.g. ``simulated``; empty where they were measured."""
     tables: Sequence[Section] = ()
     notes: Sequence[str] = field(default=())
     """How to read it, and what was left out."""

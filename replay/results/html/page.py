@@ -25,8 +25,6 @@ class Page:
     """What sort of page it is, above the title."""
     mark: str
     """Whose figures these are, in one line; it stands below charts that leave the page."""
-    simulated: bool
-    """Marks every chart."""
     banner: str | None
     """What must not be overlooked, such as that figures are simulated."""
     verdict: tuple[str, Sequence[str]] | None

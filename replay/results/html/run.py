@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,11 @@ def page(source: Store | str | Path, run: str | None = None) -> Page:
     """
     result = report(source, run)
     with connection(source) as (con, _):
-        items = list(_items(con, result))
+        items = [_badged(item, result) for item in _items(con, result)]
     return Page(
         title=f"{result.run['name'] or result.run['backend']} on {result.run['trace'] or 'an unnamed trace'}",
         kind="Cache report",
         mark=mark(result),
-        simulated=bool(result.run["simulated"]),
         banner=layout.banner(result),
         verdict=(result.run["verdict"], list(result.run["reasons"] or ())),
         facts=[(name, text) for name, text in layout.header(result) if name not in ("", "verdict")],
@@ -68,6 +68,10 @@ def _items(con: duckdb.DuckDBPyConnection, result: Report) -> Iterator[Item]:
         if any(row["ideal"] and row["lost"] is not None for row in result.pauses):
             yield _pauses(result, tables)
     yield _self_check(result)
+
+
+def _badged(item: Item, result: Report) -> Item:
+    return replace(item, badge="simulated") if result.run["simulated"] and isinstance(item, Figure) else item
 
 
 def _highlights(result: Report) -> Iterator[tuple[str, str, str]]:
