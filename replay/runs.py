@@ -197,7 +197,6 @@ class _Run:
             warnings.append(f"{progress.skipped_s:,.0f} idle seconds were skipped; caches saw shorter pauses")
         return {
             **own,
-            "drift_p99_s": _p99(progress.drift),
             "loop_lag_p99_s": _p99(progress.lag),
             "peak_in_flight": progress.peak_in_flight,
             "dropped_turns": progress.dropped,

@@ -197,12 +197,12 @@ def test_a_locked_results_file_is_refused(small: Path, db: Path):
 def test_an_interrupted_run_is_kept_as_partial_and_shown(number: signal.Signals, tmp_path: Path):
     db = tmp_path / "r.duckdb"
     args = [sys.executable, "-m", "replay", "run", str(ROOT / "traces/claude_code.jsonl"), "--backend", "lmcache-disk"]
-    with subprocess.Popen([*args, "--target", "sim", "--sessions", "3000", "--db", str(db)], stdout=subprocess.PIPE,
+    with subprocess.Popen([*args, "--target", "sim", "--sessions", "640", "--db", str(db)], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "80"}) as process:  # fmt: skip
-        deadline = time.monotonic() + 60
-        while not db.exists() and time.monotonic() < deadline:
+        log = tmp_path / "r.duckdb.wal"
+        deadline = time.monotonic() + 120
+        while (not log.exists() or log.stat().st_size < 100_000) and time.monotonic() < deadline:
             time.sleep(0.05)
-        time.sleep(6)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err.decode()

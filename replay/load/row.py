@@ -25,7 +25,7 @@ def row(step: Step, outcome: Outcome, *, due: float | None, ideal: int | None) -
         "turn": step.turn.turn,
         "position": step.position,
         "cause": step.turn.cause or None,
-        "pause": step.pause,
+        "pause": step.pause if step.needs else None,
         "due": due,
         "sent": outcome.sent,
         "first_byte": outcome.first_byte,

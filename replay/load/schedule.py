@@ -87,7 +87,7 @@ class Step:
 
 
 class Schedule:
-    """The steps of a run, in the order of the trace, clones after originals."""
+    """The steps of a run, family by family in the order of the trace, clones after originals."""
 
     def __init__(self, trace: Trace, settings: Settings, max_context: int | None = None):
         """Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -273,7 +274,17 @@ def _recorded(trace: Trace, ideal: list[int]) -> Recorded | None:
 
 
 def timestamp_quantum(trace: Trace) -> float | None:
-    """Seconds of which all pauses are multiples, where that is coarse (whole seconds); null otherwise."""
+    """Seconds of which the recorded times look like multiples, where that is coarse; null otherwise.
+
+    Either many start times coincide (the quantum is then the least gap between two), or all pauses are
+    whole seconds.
+    """
+    starts = [
+        turn.at for turn, needs in zip(trace.turns, trace.after, strict=True) if turn.at is not None and not needs
+    ]
+    distinct = sorted(set(starts))
+    if len(starts) >= 10 and len(distinct) > 1 and len(starts) - len(distinct) > len(starts) / 10:
+        return min(late - early for early, late in pairwise(distinct))
     pauses = [turn.pause for turn in trace.turns if turn.pause]
     return 1.0 if len(pauses) >= 10 and all(pause == int(pause) for pause in pauses) else None
 
