@@ -296,8 +296,8 @@ def _warnings(trace: Trace) -> list[str]:
     equal = len(starts) - len(set(starts))
     if len(starts) >= 10 and equal > len(starts) / 10:
         found.append(f"{equal:,} of {len(starts):,} recorded times repeat another: timestamps are quantised")
-    if timestamp_quantum(trace):
-        found.append("all pauses are whole seconds: short ones are not measured")
+    if quantum := timestamp_quantum(trace):
+        found.append(f"recorded times are multiples of {quantum:g} s: what is shorter was not measured")
     silent = sum(not turn.output for turn in trace.turns)
     if silent:
         found.append(f"{silent:,} turns have no output: failed or not recorded")

@@ -131,7 +131,7 @@ def test_recorded_cache_reads_are_set_against_the_ideal_of_the_same_turns():
         (
             [Turn(session="s", turn=n, at=0 if n == 0 else None, pause=n, append=[("a", 1)]) for n in range(12)],
             {},
-            "whole seconds",
+            "multiples of 1 s",
         ),
         ([Turn(session="s", turn=0, at=0, append=[("a", 1)])], {}, "1 turns have no output"),
         ([Turn(session="s", turn=0, at=0, append=[("a", 1)], cached=2)], {}, "more cached tokens than"),
