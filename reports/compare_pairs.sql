@@ -1,5 +1,5 @@
--- The same turn in two runs is one pair. Rows: the turns that both runs answered, columns of v_requests
--- with a_ and b_ before their names, and the groups that the turn belongs to.
+-- The same turn in two runs is one pair. Rows: the turns that both runs answered, the compared columns of
+-- v_requests with a_ and b_ before their names, and the groups that the turn belongs to.
 --
 -- Parameters: $a and $b, ids of runs. `replay compare` keeps the rows as the temporary table `pairs`, which the
 -- other compare_*.sql files read.
@@ -7,9 +7,20 @@
 --   * A turn that only one run answered is no pair: read compare_counts.sql first, for failures flatter.
 --   * The reusable prefix (ideal_tokens) is the first run's: the second may have sent its requests in another order.
 --   * Groups are numbers, so that they sort; compare_groups.sql names them. NULL = in no group of that kind.
+WITH a AS (
+  SELECT COLUMNS('^(session|turn|position|pause|served_from|preemptions|ttft|ttft_due|e2e|itl|l.*|.*_tokens|.*_s)$') AS 'a_\1'
+  FROM v_requests
+  WHERE run_id = $a AND status = 'ok'
+), b AS (
+  SELECT COLUMNS('^(session|turn|served_from|preemptions|ttft|ttft_due|e2e|itl|l.*|.*_tokens|.*_s)$') AS 'b_\1'
+  FROM v_requests
+  WHERE run_id = $b AND status = 'ok'
+), numbers AS (
+  SELECT session, row_number() OVER (ORDER BY session) - 1 AS session_number
+  FROM (SELECT DISTINCT a_session AS session FROM a JOIN b ON a_session = b_session AND a_turn = b_turn)
+)
 SELECT
-  *,
-  dense_rank() OVER (ORDER BY a_session) - 1 AS session_number,
+  * EXCLUDE (session, b_session, b_turn),
   CASE
     WHEN a_ideal_tokens IS NULL THEN NULL
     WHEN a_ideal_tokens < 1 THEN 1
@@ -38,7 +49,7 @@ SELECT
   END AS position_group,
   10 * list_position(['gpu', 'cpu', 'disk', 'remote', 'external', 'none'], a_served_from)
     + list_position(['gpu', 'cpu', 'disk', 'remote', 'external', 'none'], b_served_from) AS served_from_group
-FROM (SELECT COLUMNS('(.*)') AS 'a_\1' FROM v_requests WHERE run_id = $a AND status = 'ok')
-JOIN (SELECT COLUMNS('(.*)') AS 'b_\1' FROM v_requests WHERE run_id = $b AND status = 'ok')
-  ON a_session = b_session AND a_turn = b_turn
-ORDER BY a_session, a_turn
+FROM a
+JOIN b ON a_session = b_session AND a_turn = b_turn
+JOIN numbers ON session = a_session
+ORDER BY session_number, a_turn

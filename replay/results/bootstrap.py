@@ -58,7 +58,7 @@ class Bootstrap:
         Args:
             known: (pairs,) which pairs count.
         """
-        return len(np.unique(self._unit[known])) >= MIN_UNITS
+        return int(np.count_nonzero(np.bincount(self._unit[known]))) >= MIN_UNITS
 
     def sums(self, values: Floats) -> Floats:
         """(resamples,) sum of the values in each resample.
