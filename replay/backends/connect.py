@@ -46,6 +46,8 @@ class Where:
     """Launch with this longest prompt plus output; null: the model's own."""
     logs: Path = Path("replay-logs")
     """Folder for the logs of launched processes."""
+    engine: Launched | None = None
+    """A launched engine of this preset that runs already, for several runs on one; null: start and stop one."""
 
     def __post_init__(self) -> None:
         if self.target not in ("sim", "launch") and not self.target.startswith(("http://", "https://")):
@@ -106,7 +108,7 @@ async def connect(
         async with SimBackend(where.preset, where.model or DEFAULT_MODEL, where.gpu or DEFAULT_GPU, clock) as sim:
             yield sim
     elif where.target == "launch":
-        async with _launched(where, say) as engine:
+        async with _engine(where, say) as engine:
             url = engine.urls[0]
             http = _http(where, url, clock, seed, outputs, model=engine.options.served_name, lookups=_lookups(engine))
             async with http:
@@ -114,6 +116,15 @@ async def connect(
     else:
         async with _http(where, where.target, clock, seed, outputs, model=where.model) as http:
             yield http
+
+
+@contextlib.asynccontextmanager
+async def _engine(where: Where, say: Callable[[str], None]) -> AsyncIterator[Launched]:
+    if where.engine is not None:
+        yield where.engine
+        return
+    async with _launched(where, say) as engine:
+        yield engine
 
 
 def _launched(where: Where, say: Callable[[str], None]) -> Launched:

@@ -104,8 +104,7 @@ class Bench:
         for url in self.launched.urls[instances]:
             events = self.launched.events
             lookups = Lookups(events) if events else None
-            # vLLM before 0.33 gives connector fields in unstreamed replies only.
-            options: dict[str, Any] = {"salt": salt, "outputs": "live", "stream": False, "lookups": lookups}
+            options: dict[str, Any] = {"salt": salt, "outputs": "live", "lookups": lookups}
             content = Content(0) if not backends else backends[0].content
             backend = HttpBackend(url, self.preset, content, clock, scrape_s=None, **options)
             backends.append(await backend.__aenter__())

@@ -69,7 +69,7 @@ class Launched:
         self._engines: list[tuple[Command, Process]] = []
         self._engine_commands: list[Command] = []
         self._scratch: Path | None = None
-        self._kept_files = 0
+        self._cache_state = "empty: new engine"
         self._previous_sigterm: Any = None
 
     async def __aenter__(self) -> Launched:
@@ -189,6 +189,8 @@ class Launched:
             if self.lmcache_url:
                 body = {"tier": "l1", "force": False}
                 done &= await _post_until(http, f"{self.lmcache_url}/cache/clear", body)
+        lower = "" if done else "; lower tiers hold earlier runs"
+        self._cache_state = f"reset{lower}"
         return done
 
     @property
@@ -207,9 +209,6 @@ class Launched:
         """What is stored with a run: versions, devices, commands without secrets, capacity, cache state."""
         assert self.probe is not None
         disk = self.preset.tiers.disk
-        state = "empty: new engine"
-        if self._kept_files:
-            state += f"; disk tier held {self._kept_files} files from before, isolated by the cache salt alone"
         return {
             "versions": self.probe.versions,
             "device": self.probe.device,
@@ -221,7 +220,7 @@ class Launched:
             "environment": sorted(self.preset.launch.env),
             "capacity_tokens": self.capacity,
             "disk_filesystem": beside.filesystem(Path(disk.path)) if disk and disk.path else None,
-            "cache_before": state,
+            "cache_before": self._cache_state,
         }
 
     def _look_at_disk(self) -> None:
@@ -229,7 +228,9 @@ class Launched:
         if disk is None or disk.path is None:
             return
         path = Path(disk.path)
-        self._kept_files = sum(1 for file in path.rglob("*") if file.is_file())
+        kept = sum(1 for file in path.rglob("*") if file.is_file())
+        if kept:
+            self._cache_state += f"; the disk tier holds {kept} files of earlier runs"
         if beside.in_memory(path):
             self._progress(f"the disk tier's folder {path} lies in memory (tmpfs), not on a disk")
 
