@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from replay.cli import _db, _progress, _say, _trace, main, run
+from replay.cli_output import PAGES, emit, page_options, write_page
 from replay.errors import ReplayError
 
 
@@ -17,8 +18,18 @@ from replay.errors import ReplayError
 @click.option("--gate", "gates", multiple=True, metavar="EXPR", help="Limit that every run must keep; exit 1 if not.")
 @click.option("--force", is_flag=True, help="Compare runs that were not asked the same.")
 @_db
+@page_options("table", "json")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def compare(runs: tuple[str, ...], gates: tuple[str, ...], force: bool, db: str, as_json: bool) -> None:
+def compare(
+    runs: tuple[str, ...],
+    gates: tuple[str, ...],
+    force: bool,
+    db: str,
+    fmt: str,
+    output: str | None,
+    chart: str | None,
+    as_json: bool,
+) -> None:
     """Compare RUNS with the first of them, turn by turn, with 95 % intervals.
 
     A gate is METRIC OP VALUE: with a sign, the change against the first run (-25%, +100ms, +1pp), else the run's own
@@ -27,17 +38,23 @@ def compare(runs: tuple[str, ...], gates: tuple[str, ...], force: bool, db: str,
 
     \b
     Examples:
-      replay compare vllm lmcache-cpu
+      replay compare vllm lmcache-cpu --format html -o compare.html
       replay compare main change --gate 'ttft_p95 <= +5%' --gate 'throughput >= -2%' --json
     """
     from replay.results import compare_render
     from replay.results.compare import compare as compared
 
     found = compared(db, runs, limits=gates, force=force)
-    if as_json:
-        click.echo(found.json())
-    else:
+    if fmt in PAGES:
+        from replay.results.html.compare import page
+
+        write_page(page(db, found), fmt, output, chart)
+    elif fmt == "json" or as_json:
+        emit(found.json(), output)
+    elif output is None:
         compare_render.show(found)
+    else:
+        emit(compare_render.text(found), output)
     if found.passed is False:
         sys.exit(1)
 

@@ -21,11 +21,11 @@ def marks(plan: Plan) -> list[dict[str, Any]]:
     served, above, found = 0.0, 0, []
     for tier in plan.tiers:
         served, above = served + tier.hit_share, max(above, tier.tokens)
-        size = f"{units.tokens(tier.tokens)} tokens, {units.digits(tier.gib)} GiB"
+        size = f"{units.tokens(tier.tokens)}, {units.digits(tier.gib)} GiB"
         found.append({"what": tier.tier, "role": tier.tier, "tokens": above, "share": served, "size": size})
     for what, role, row in (("knee", "knee", plan.knee), ("95 % of all", "enough", plan.recommendation["capacity"])):
         if row and row["tokens"]:
-            size = f"{units.tokens(row['tokens'])} tokens, {units.digits(row['gib'])} GiB"
+            size = f"{units.tokens(row['tokens'])}, {units.digits(row['gib'])} GiB"
             found.append({"what": what, "role": role, "tokens": row["tokens"], "share": row["hit_share"], "size": size})
     return found
 
@@ -33,7 +33,7 @@ def marks(plan: Plan) -> list[dict[str, Any]]:
 def curve(plan: Plan) -> Draw:
     """Share of prompt tokens served, by capacity on a logarithmic axis; the ceiling is dashed."""
     points = marks(plan)
-    names = [f"{point['what']}: {point['size']}, up to {point['share']:.1%}" for point in points]
+    names = [f"{point['what']}: {point['size']}, {point['share']:.1%}" for point in points]
     for number, (point, name) in enumerate(zip(points, names, strict=True)):
         point |= {"name": name, "area": max(240 * 0.45**number, 60)}  # those at the same place stay visible
     colours = [theme.colour(_MARKS.get(point["role"], point["role"])) for point in points]

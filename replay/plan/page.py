@@ -77,7 +77,7 @@ def _curve(plan: Plan) -> Figure:
         )
         for index in picked
     ]
-    said = "; ".join(f"{mark['what']}: {mark['size']}, up to {mark['share']:.1%}" for mark in charts.marks(plan))
+    said = "; ".join(f"{mark['what']}: {mark['size']}, {mark['share']:.1%}" for mark in charts.marks(plan))
     return Figure(
         name="curve",
         title="Hits by capacity",

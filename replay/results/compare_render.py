@@ -18,7 +18,7 @@ from replay.results.metrics import METRICS, Cell
 from replay.results.render import WIDTH, emit, plain, section_table
 
 _VERDICTS = {"better": "green", "worse": "red", "unknown": "dim", "no interval": "dim"}
-_TIMES = {
+TIMES = {
     "ttft_mean": "TTFT mean", "ttft_p50": "TTFT p50", "ttft_p90": "TTFT p90", "ttft_p95": "TTFT p95",
     "ttft_p99": "TTFT p99", "e2e_mean": "e2e mean", "e2e_p50": "e2e p50", "e2e_p90": "e2e p90",
     "itl_p50": "token p50", "throughput": "requests/s", "output_tokens_per_s": "output tok/s",
@@ -101,7 +101,11 @@ def sections(against: Against) -> Iterator[Section]:
     columns = ("", "A", "B", "change", "95 % interval", "")
     metrics = against.metrics
     yield Section(
-        "Time in seconds", columns, [_time(label, metrics[key]) for key, label in _TIMES.items()], left=(0, 5)
+        "Time in seconds",
+        columns,
+        [_time(label, metrics[key]) for key, label in TIMES.items()],
+        left=(0, 5),
+        name="times",
     )
     rows = [_tokens(key, label, metrics[key]) for key, label in _TOKENS.items() if _worth_a_row(key, metrics[key])]
     prompt = units.tokens(metrics["prompt_tokens"].b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -53,14 +53,20 @@ def waterfall(rows: Rows, longest: float) -> Draw:
     return draw
 
 
-def distribution(rows: Rows) -> Draw:
-    """Cumulative distributions over a logarithmic axis: rows of `served_from`, `n`, `ttft` and `share`."""
-    groups = {row["served_from"]: row["n"] for row in rows}
-    names = [f"{label(group)} ({n:,})" for group, n in groups.items()]
-    named = [{**row, "group": f"{label(row['served_from'])} ({row['n']:,})"} for row in rows]
-    colours = alt.Scale(domain=names, range=[theme.colour(group) for group in groups])
+def distribution(rows: Rows, colours: Mapping[str, str]) -> Draw:
+    """Cumulative distributions over a logarithmic axis.
+
+    Args:
+        rows: `group`, `n` (requests in it), `ttft` and `share`.
+        colours: role of each group's line, in the order of the legend.
+    """
+    sizes = {row["group"]: row["n"] for row in rows}
+    names = {group: f"{label(group)} ({sizes[group]:,})" for group in colours}
+    named = [{**row, "group": names[row["group"]]} for row in rows]
+    lines = [*names.values()]
+    scale = alt.Scale(domain=lines, range=[theme.colour(role) for role in colours.values()])
     low, high = min(row["ttft"] for row in rows), max(row["ttft"] for row in rows)
-    dashes = alt.Scale(domain=names, range=[_DASHES.get(group, [1, 0]) for group in groups])
+    dashes = alt.Scale(domain=lines, range=[_DASHES.get(role, [1, 0]) for role in colours.values()])
 
     def draw(width: int) -> Chart:
         legend = alt.Legend(
@@ -79,13 +85,13 @@ def distribution(rows: Rows) -> Draw:
                 scale=alt.Scale(domain=[0, 1]),
                 axis=alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 0.9, 1]),
             ),
-            color=alt.Color("group:N", scale=colours, legend=legend),
+            color=alt.Color("group:N", scale=scale, legend=legend),
         )
-        lines = base.mark_line(interpolate="step-after", strokeWidth=2.5).encode(
+        curves = base.mark_line(interpolate="step-after", strokeWidth=2.5).encode(
             strokeDash=alt.StrokeDash("group:N", scale=dashes, legend=legend)
         )
         few = base.mark_point(filled=True, size=55, opacity=1).transform_filter("datum.n <= 10")
-        return fit(lines + few, width, height=260)
+        return fit(curves + few, width, height=260)
 
     return draw
 
@@ -112,11 +118,11 @@ def over_time(panels: Mapping[str, Rows]) -> Draw:
                     x2="to:Q",
                     y=alt.Y("bottom:Q", title=None, axis=alt.Axis(tickCount=4, **_TOKENS)),
                     y2="top:Q",
-                    color=_by("part", everything, alt.Legend(columns=0 if width > 500 else 3)),
+                    color=_by("part", everything, alt.Legend(columns=0 if width > 500 else 2)),
                 ).properties(
                     width=width - 60,
                     height=190 if number == 0 else 90,
-                    title=alt.TitleParams(title, fontSize=13, fontWeight="normal", color=theme.colour("muted")),
+                    title=_heading(title),
                 )
             )
         return alt.vconcat(*charts, spacing=14)
@@ -163,9 +169,95 @@ def shares(rows: Rows, parts: Sequence[str], axis: str) -> Draw:
     return draw
 
 
+def stacked(rows: Rows) -> Draw:
+    """Horizontal stacked bars of tokens: rows of `bar` (what it is called), `part` and `tokens`."""
+    shown = [
+        {**row, "start": start, "end": end}
+        for bar in {row["bar"]: None for row in rows}
+        for row, start, end in _ends(rows, bar)
+    ]
+
+    def draw(width: int) -> Chart:
+        axis = alt.Axis(labelColor=theme.colour("ink"), labelFontSize=13, labelLimit=130)
+        bars = alt.Chart(data(shown)).mark_bar(size=22)
+        bars = bars.encode(
+            y=alt.Y("bar:N", sort=None, title=None, axis=axis),
+            x=alt.X("start:Q", title="tokens", axis=alt.Axis(tickCount=5 if width > 500 else 3, **_TOKENS)),
+            x2="end:Q",
+            color=_by("part", shown, alt.Legend(columns=0 if width > 500 else 2)),
+        )
+        return fit(bars, width, height=alt.Step(36))
+
+    return draw
+
+
+def changes(panels: Mapping[str, Rows], unit: str) -> Draw:
+    """Differences with their intervals around a line at 0, a panel for each title.
+
+    Args:
+        panels: rows of `what`, `change`, `low`, `high` (the ends are null where there is no interval) and `tone`:
+            ``good``, ``bad`` or ``none``.
+        unit: of the differences; ``%`` takes shares.
+    """
+    tones = {"good": "better", "bad": "worse", "none": "not shown to differ"}
+    scale = alt.Scale(domain=[*tones.values()], range=[theme.colour(tone) for tone in tones])
+    named = {title: [{**row, "tone": tones[row["tone"]]} for row in rows] for title, rows in panels.items()}
+    ends = [value for rows in panels.values() for row in rows for value in (row["change"], row["low"], row["high"])]
+    known = [value for value in ends if value is not None]
+    room = 0.05 * (max(0, *known) - min(0, *known)) or 0.01
+    domain = [min(0, *known) - room, max(0, *known) + room]
+    axis, title = ("+.0%", "change") if unit == "%" else ("+~g", f"difference in {unit}")
+
+    def draw(width: int) -> Chart:
+        side = 150 if width > 500 else 104
+        charts = []
+        for number, (heading, rows) in enumerate(named.items()):
+            base = alt.Chart(data(rows)).encode(
+                y=alt.Y(
+                    "what:N",
+                    sort=[row["what"] for row in rows],
+                    title=None,
+                    axis=alt.Axis(
+                        labelColor=theme.colour("ink"), labelLimit=side - 8, minExtent=side, maxExtent=side, grid=True
+                    ),
+                ),
+                color=alt.Color(
+                    "tone:N", scale=scale, legend=alt.Legend(symbolType="circle", columns=0 if width > 500 else 2)
+                ),
+            )
+            x = alt.X(
+                "change:Q",
+                title=title if number == len(named) - 1 else None,
+                scale=alt.Scale(domain=domain, nice=False),
+                axis=alt.Axis(format=axis, tickCount=7 if width > 500 else 4),
+            )
+            zero = alt.Chart(data([{"zero": 0}])).mark_rule(color=theme.colour("muted"), strokeWidth=1.5)
+            interval = base.mark_rule(strokeWidth=3).encode(
+                x=alt.X("low:Q", scale=alt.Scale(domain=domain)), x2="high:Q"
+            )
+            layers = [zero.encode(x="zero:Q"), interval, base.mark_point(filled=True, size=75, opacity=1).encode(x=x)]
+            charts.append(
+                alt.layer(*layers).properties(width=width - side - 20, height=alt.Step(24), title=_heading(heading))
+            )
+        return alt.vconcat(*charts, spacing=14)
+
+    return draw
+
+
 def time_unit(seconds: float) -> tuple[float, str]:
     """Seconds of the unit in which a length of time is best shown, and its name."""
     return (1.0, "seconds") if seconds < 300 else (60.0, "minutes") if seconds < 10_800 else (3600.0, "hours")
+
+
+def _heading(text: str) -> alt.TitleParams:
+    return alt.TitleParams(text, fontSize=13, fontWeight="normal", color=theme.colour("muted"))
+
+
+def _ends(rows: Rows, bar: str) -> Iterator[tuple[Mapping[str, Any], float, float]]:
+    at = 0.0
+    for row in sorted((row for row in rows if row["bar"] == bar), key=lambda row: _place(row["part"])):
+        yield row, at, at + row["tokens"]
+        at += row["tokens"]
 
 
 def _stacked(rows: Rows, scale: float) -> list[dict[str, Any]]:
@@ -184,7 +276,7 @@ def data(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
     return alt.InlineData(values=[dict(row) for row in rows])
 
 
-def fit(chart: alt.LayerChart, width: int, height: int | alt.Step) -> Chart:
+def fit(chart: alt.Chart | alt.LayerChart, width: int, height: int | alt.Step) -> Chart:
     """A chart that takes `width` pixels with its axes and legend."""
     fitted: Chart = chart.properties(width=width, height=height, autosize=_GREEDY)
     return fitted

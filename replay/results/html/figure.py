@@ -15,7 +15,7 @@ from replay.errors import ReplayError, unknown_name
 from replay.results.html import theme
 from replay.results.layout import Section
 
-Chart = alt.LayerChart | alt.VConcatChart
+Chart = alt.Chart | alt.LayerChart | alt.VConcatChart
 Draw = Callable[[int], Chart]
 """Makes a chart for a width in pixels."""
 WIDE, NARROW = 860, 336

@@ -66,7 +66,7 @@ def lanes(rows: Rows, headings: tuple[str, str]) -> Draw:
                 color=alt.Color(
                     "name:N",
                     scale=alt.Scale(domain=[*names.values()], range=[theme.colour(part) for part in present]),
-                    legend=alt.Legend(columns=0 if width > 500 else 3),
+                    legend=alt.Legend(columns=0 if width > 500 else 2),
                 ),
             )
         )

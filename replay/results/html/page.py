@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import jinja2
 
@@ -14,6 +15,17 @@ from replay.results.html.figure import Figure
 from replay.results.layout import Section
 
 Item = Figure | Section
+_BAR = set("█▏▎▍▌▋▊▉")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the figures may be trusted, or pass."""
+
+    label: str
+    word: str
+    tone: Literal["good", "doubt", "bad"]
+    reasons: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -27,8 +39,8 @@ class Page:
     """Whose figures these are, in one line; it stands below charts that leave the page."""
     banner: str | None
     """What must not be overlooked, such as that figures are simulated."""
-    verdict: tuple[str, Sequence[str]] | None
-    """``valid``, ``partial`` or ``invalid``, with reasons; null where a page judges no run."""
+    verdict: Verdict | None
+    """Null where nothing is judged."""
     facts: Sequence[tuple[str, str]]
     """Labels and texts that say what this is about."""
     highlights: Sequence[tuple[str, str, str]]
@@ -57,5 +69,9 @@ class Page:
 
 
 def _shown(section: Section) -> list[int]:
-    """Columns that a page shows: bars of characters, whose column has no name, are left to terminals."""
-    return [index for index, name in enumerate(section.columns) if name]
+    """Columns that a page shows: bars of characters are left to terminals."""
+    return [
+        index
+        for index, name in enumerate(section.columns)
+        if name or not all(set(row[index]) <= _BAR for row in section.rows)
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
 
@@ -14,12 +14,13 @@ from replay.results import layout, queries, units
 from replay.results.html import charts
 from replay.results.html.figure import Figure
 from replay.results.html.lanes import lanes
-from replay.results.html.page import Item, Page
+from replay.results.html.page import Item, Page, Verdict
 from replay.results.layout import Section
 from replay.results.report import LOSSES, TIERS, Report, connection, report
 from replay.results.store import Store
 
 _PARTS = ("evicted", "lost")
+_TONES: dict[str, Literal["good", "doubt", "bad"]] = {"valid": "good", "partial": "doubt", "invalid": "bad"}
 
 
 def page(source: Store | str | Path, run: str | None = None) -> Page:
@@ -40,7 +41,7 @@ def page(source: Store | str | Path, run: str | None = None) -> Page:
         kind="Cache report",
         mark=mark(result),
         banner=layout.banner(result),
-        verdict=(result.run["verdict"], list(result.run["reasons"] or ())),
+        verdict=Verdict("Verdict", result.run["verdict"], _TONES[result.run["verdict"]], result.run["reasons"] or ()),
         facts=[(name, text) for name, text in layout.header(result) if name not in ("", "verdict")],
         highlights=list(_highlights(result)),
         items=items,
@@ -59,8 +60,9 @@ def _items(con: duckdb.DuckDBPyConnection, result: Report) -> Iterator[Item]:
     tables = {section.name: section for section in layout.sections(result)}
     if result.requests["ok"]:
         yield _tokens(result, tables)
-        if points := queries.rows(con, "chart_ttft", result.run["id"]):
-            yield _ttft(result, points, tables)
+        points = queries.rows(con, "chart_ttft", result.run["id"])
+        if by_tier := [row for row in points if row["served_from"] != "all"]:
+            yield _ttft(result, by_tier, tables)
         if stretches := queries.rows(con, "chart_time", result.run["id"]):
             yield _time(stretches, queries.rows(con, "chart_evictions", result.run["id"]))
         if rows := queries.rows(con, "chart_sessions", result.run["id"]):
@@ -145,7 +147,9 @@ def _ttft(result: Report, points: list[dict[str, Any]], tables: dict[str, Sectio
         name="ttft",
         title="Time to first token",
         alt=f"Cumulative distributions of the time to first token. Medians: {said}.",
-        draw=charts.distribution(points),
+        draw=charts.distribution(
+            [{**row, "group": row["served_from"]} for row in points], {group: group for group in groups}
+        ),
         tables=[tables["ttft"]],
         notes=["Cumulative, by the slowest tier that a request read from, however little; further left is faster."],
     )
