@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from replay.backends.preset import Preset
 from replay.engine.cost import CostModel
@@ -73,7 +74,7 @@ class Engine:
         future: asyncio.Future[None] = loop.create_future()
         arrival = loop.time() + self.cost.overhead_s
         self._arrivals.append((arrival, job, future))
-        loop.call_at(arrival, self._arrive, arrival)
+        loop.call_at(arrival, self._guarded, self._arrive, arrival)
         await future
         after = self.cost.request_overhead(job.prompt) - self.cost.overhead_s
         assert job.first_token is not None and job.last_token is not None
@@ -91,6 +92,9 @@ class Engine:
 
     def stop(self) -> None:
         """Fails what is in flight and cancels timers."""
+        self._fail(EngineRestarted("the engine was restarted"))
+
+    def _fail(self, error: Exception) -> None:
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -101,7 +105,7 @@ class Engine:
         self._arrivals.clear()
         for future in futures:
             if not future.done():
-                future.set_exception(EngineRestarted("the engine was restarted"))
+                future.set_exception(error)
 
     def _empty(self, tiers: list[str]) -> None:
         self.stop()
@@ -148,10 +152,17 @@ class Engine:
         self._take_arrivals(now)
         self._begin(now)
 
-    def _at(self, when: float, call: object) -> None:
+    def _at(self, when: float, call: Callable[[float], None]) -> None:
         if self._timer:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, call, when)  # type: ignore[arg-type]
+        self._timer = asyncio.get_running_loop().call_at(when, self._guarded, call, when)
+
+    def _guarded(self, call: Callable[[float], None], when: float) -> None:
+        """A mistake of the model must fail the requests in it: an exception that ends in the loop hangs them."""
+        try:
+            call(when)
+        except Exception as error:
+            self._fail(error)
 
 
 def check(preset: Preset) -> None:

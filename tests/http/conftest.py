@@ -139,7 +139,7 @@ async def with_backend(
     url = f"http://127.0.0.1:{mock.port}"
     try:
         async with HttpBackend(url, preset or load("vllm"), Content(7), RunClock(), **options) as backend:
-            return await use(backend)
+            return await asyncio.wait_for(use(backend), 60)
     finally:
         server.close()
         await asyncio.sleep(0.01)

@@ -29,7 +29,7 @@ def serving() -> Callable[..., Any]:
                 server = Server(backend, [parse_fault(fault) for fault in faults])
                 runner = await start(server, "127.0.0.1", 0)
                 try:
-                    return await use("http://{}:{}".format(*runner.addresses[0][:2]), server)
+                    return await asyncio.wait_for(use("http://{}:{}".format(*runner.addresses[0][:2]), server), 60)
                 finally:
                     await runner.cleanup()
                     await asyncio.sleep(0.01)

@@ -53,22 +53,24 @@ class Turns:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Callable[[], None]] = deque()
+        self._called = False
 
     def add(self, work: Callable[[], None]) -> None:
-        """Does `work` soon; it must not raise."""
+        """Does `work` soon."""
         self._waiting.append(work)
-        if len(self._waiting) == 1:
+        if not self._called:
+            self._called = True
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
         until = self._loop.time() + self._SLICE_S
-        while self._waiting:
-            self._waiting[0]()
-            self._waiting.popleft()
-            if self._loop.time() > until:
-                break
-        if self._waiting:
-            self._loop.call_soon(self._run)
+        try:
+            while self._waiting and self._loop.time() <= until:
+                self._waiting.popleft()()
+        finally:
+            self._called = bool(self._waiting)
+            if self._called:
+                self._loop.call_soon(self._run)
 
 
 class Exchange:

@@ -16,7 +16,7 @@ def tiers(usage: dict[str, Any]) -> Served | None:
     if not isinstance(found, dict) or prompt is None or cached is None:
         return None
     gpu, cpu, disk, remote = (count(found, name) for name in ("gpu", "cpu", "disk", "remote"))
-    return Served(gpu, cpu, disk, remote, external=0, computed=max(0, prompt - cached), source="simulated")
+    return Served(gpu, cpu, disk, remote, computed=max(0, prompt - cached), source="simulated")
 
 
 def take_model(extra: dict[str, Any], outcome: Outcome) -> bool:
