@@ -45,7 +45,7 @@ class Disk:
         return asdict(self)
 
 
-def measure(folder: Path, *, chunk_bytes: int = 36 << 20, total_bytes: int = 1 << 30) -> Disk:
+def measure(folder: Path, *, chunk_bytes: int = 36 << 20, total_bytes: int = 512 << 20) -> Disk:
     """Writes about `total_bytes` in chunk files, reads them back cold, and removes them.
 
     Args:

@@ -52,7 +52,7 @@ def doctor(
 
     Args:
         python: the engine's interpreter; null: $REPLAY_ENGINE_PYTHON or this one.
-        disk: folder to measure as a disk tier (writes and removes about 1 GiB); null: not measured.
+        disk: folder to measure as a disk tier (writes and removes about half a GiB); null: not measured.
         model: model profile whose KV size the disk's figures are translated with.
         gpu: GPU profile to compare loading with computing; null: no comparison.
 

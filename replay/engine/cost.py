@@ -125,9 +125,7 @@ def _links(gpu: GpuProfile, preset: Preset) -> dict[str, Link]:
     links = {}
     for name, tier in preset.lower():
         if name not in known:
-            raise ReplayError(
-                f"GPU profile {gpu.name}: no link to tier {name!r}; add it under links.{connector}"
-            )
+            raise ReplayError(f"GPU profile {gpu.name}: no link to tier {name!r}; add it under links.{connector}")
         link = known[name]
         load, store = tier.gbps or link.load_gbps, tier.store_gbps or link.store_gbps
         if tier.gbps or tier.store_gbps:

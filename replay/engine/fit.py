@@ -94,9 +94,7 @@ def fit_steps(
         coefficients = solved
     overhead, per_token, token_s, attention_s, launch_s = (float(value) for value in coefficients)
     if token_s <= 0 or attention_s <= 0:
-        raise ReplayError(
-            "the prefill measurements do not separate time per token from attention; add long prompts"
-        )
+        raise ReplayError("the prefill measurements do not separate time per token from attention; add long prompts")
     return StepFit(
         overhead_s=overhead,
         overhead_per_token_s=per_token,
@@ -191,9 +189,7 @@ class MicroTable:
         firsts = _seconds(evict["first"]) + others + _seconds(table.get("miss", {}).get(str(tokens), []))
         agains = _seconds(evict["again"]) + _seconds(table.get("hit", {}).get(str(tokens), []))
         backs = _seconds(evict["after_others"])
-        rows = [
-            Prefill(0, int(n) + question, t) for n, v in table.get("miss", {}).items() for t in _seconds(v)
-        ]
+        rows = [Prefill(0, int(n) + question, t) for n, v in table.get("miss", {}).items() for t in _seconds(v)]
         rows += [Prefill(int(n), question, t) for n, v in table.get("hit", {}).items() for t in _seconds(v)]
         rows += [Prefill(0, tokens + question, t) for t in _seconds(evict["first"]) + others + backs]
         rows += [Prefill(tokens, question, t) for t in _seconds(evict["again"])]

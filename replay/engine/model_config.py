@@ -160,9 +160,7 @@ def _refuse_unknown_kinds(cfg: _Config) -> None:
     config = cfg.config
     kind = str(config.get("model_type", ""))
     layer_types = set(config.get("layer_types") or config.get("layers_block_type") or ())
-    recurrent = sorted(layer_types.intersection(_RECURRENT)) or [
-        f for f in _RECURRENT_FIELDS if config.get(f)
-    ]
+    recurrent = sorted(layer_types.intersection(_RECURRENT)) or [f for f in _RECURRENT_FIELDS if config.get(f)]
     if recurrent or kind.startswith(_RECURRENT_TYPES):
         raise cfg.refuse(
             f"layers with recurrent state ({', '.join(recurrent) or kind}) keep no KV per token; "
@@ -245,9 +243,7 @@ def _moe_layers(cfg: _Config, layers: int) -> int:
     first_dense = cfg.get("first_k_dense_replace") or 0
     step = cfg.get("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq") or 1
     only_dense = set(cfg.config.get("mlp_only_layers") or ())
-    return sum(
-        1 for layer in range(first_dense, layers) if layer not in only_dense and (layer + 1) % step == 0
-    )
+    return sum(1 for layer in range(first_dense, layers) if layer not in only_dense and (layer + 1) % step == 0)
 
 
 def _weight_bytes(cfg: _Config) -> float:
@@ -259,9 +255,7 @@ def _weight_bytes(cfg: _Config) -> float:
             return bits / 8
         if method in _QUANTISED:
             return _QUANTISED[method]
-        raise cfg.refuse(
-            f"quantisation method {method!r} is not modelled; known: {', '.join(sorted(_QUANTISED))}"
-        )
+        raise cfg.refuse(f"quantisation method {method!r} is not modelled; known: {', '.join(sorted(_QUANTISED))}")
     dtype = str(cfg.config.get("torch_dtype") or cfg.config.get("dtype") or "bfloat16").removeprefix("torch.")
     if dtype not in _DTYPES:
         raise cfg.refuse(f"torch_dtype {dtype!r} is not modelled; known: {', '.join(sorted(_DTYPES))}")

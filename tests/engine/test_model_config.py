@@ -54,9 +54,7 @@ FALCON_7B = {
         ("deepseek-v2-lite", 31_104, 15.7, 2.7),
     ],
 )
-def test_bundled_models_have_their_published_sizes(
-    name: str, kv_bytes: int, params_b: float, active_b: float
-) -> None:
+def test_bundled_models_have_their_published_sizes(name: str, kv_bytes: int, params_b: float, active_b: float) -> None:
     model = profiles.model(name)
     assert model.kv_bytes_per_token() == kv_bytes
     assert model.shape.params / 1e9 == pytest.approx(params_b, rel=0.01)
@@ -66,11 +64,7 @@ def test_bundled_models_have_their_published_sizes(
 
 def test_kv_type_halves_the_bytes_and_an_unknown_one_is_refused() -> None:
     model = profiles.model("qwen3-8b")
-    assert (
-        model.kv_bytes_per_token("fp8") * 2
-        == model.kv_bytes_per_token("bf16")
-        == model.kv_bytes_per_token("fp16")
-    )
+    assert model.kv_bytes_per_token("fp8") * 2 == model.kv_bytes_per_token("bf16") == model.kv_bytes_per_token("fp16")
     with pytest.raises(ReplayError, match="unknown KV cache type 'int3'"):
         model.kv_bytes_per_token("int3")
 
