@@ -71,7 +71,7 @@ class Scheduler:
         self._prefill: list[Job] = []
         self._slots: Int32s = np.empty(0, np.int32)
         self._decoding: list[Job] = []
-        self._releases: deque[tuple[float, Job]] = deque()
+        self._releases: list[tuple[float, Job]] = []
         self._now: Stretch | None = None
         self.steps = 0
         """Engine steps taken."""
@@ -320,8 +320,9 @@ class Scheduler:
             pool.close(job.slot)
 
     def _release_due(self, now: float) -> None:
-        while self._releases and self._releases[0][0] <= now:
-            self.pool.close(self._releases.popleft()[1].slot)
+        for _, job in [held for held in self._releases if held[0] <= now]:
+            self.pool.close(job.slot)
+        self._releases = [held for held in self._releases if held[0] > now]
 
     def _preempt(self, job: Job) -> None:
         """Takes the blocks of a running request; it starts again from the head of the queue."""

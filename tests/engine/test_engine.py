@@ -126,3 +126,38 @@ def test_tiers_below_serve_the_same_whatever_the_gpu_holds(asks: list[Ask]) -> N
         for gpu in (188, 400, 40_000)
     ]
     assert served[0] == served[1] == served[2]
+
+
+def together(asks: list[Ask], gpu: int, how: dict[str, object], one_by_one: bool) -> list[Outcome]:
+    """Sends requests on their own time; with `one_by_one` no two steps are taken together."""
+
+    async def main() -> list[Outcome]:
+        async with backend(gpu=gpu, max_batched_tokens=24, max_seqs=4, **how) as sim:
+            scheduler = sim.engine.scheduler
+            begin = scheduler.begin
+
+            def one_step(now: float) -> float | None:
+                return begin(now) and scheduler.cut(now)
+
+            if one_by_one:
+                scheduler.begin = one_step
+            session = Session(sim)
+            tasks = []
+            for ask in asks:
+                tasks.append(asyncio.ensure_future(session.ask(ask)))
+                await asyncio.sleep(ask.pause)
+            return list(await asyncio.gather(*tasks))
+
+    return run(main(), virtual=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ASKS, CONNECTORS, st.sampled_from([188, 256]))
+def test_steps_taken_together_change_nothing(asks: list[Ask], how: dict[str, object], gpu: int) -> None:
+    asks = fits(asks)
+    skipping, stepping = (together(asks, gpu, how, one_by_one) for one_by_one in (False, True))
+    for fast, slow in zip(skipping, stepping, strict=True):
+        assert (fast.gpu, fast.cpu, fast.disk, fast.lost) == (slow.gpu, slow.cpu, slow.disk, slow.lost)
+        assert fast.preemptions == slow.preemptions
+        assert abs(fast.first_token - slow.first_token) < 1e-6
+        assert abs(fast.last_token - slow.last_token) < 1e-6
