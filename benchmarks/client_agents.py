@@ -57,7 +57,9 @@ def main() -> None:
     arguments, _, peer = " ".join(sys.argv[1:]).partition("--peer")
     trace = arguments.strip() or str(ROOT / "traces" / "claude_code.jsonl")
     url = f"http://127.0.0.1:{PORT}"
-    server = subprocess.Popen([sys.executable, str(Path(__file__).with_name("client_null_server.py")), str(PORT), "100"])
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("client_null_server.py")), str(PORT), "100"]
+    )
     try:
         time.sleep(1.0)
         with tempfile.TemporaryDirectory() as folder:

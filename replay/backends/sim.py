@@ -59,11 +59,17 @@ class SimBackend:
         """Empties GPU and CPU tier as a restart does; disk and remote stay."""
         self.engine.restart()
 
-    async def send(self, request: Request, on_first_token: Callable[[float], None] | None = None) -> Outcome:
+    async def send(
+        self, request: Request, on_first_token: Callable[[float], None] | None = None, spent: float = 0.0
+    ) -> Outcome:
         """Runs one request through the engine model.
 
-        `on_first_token` is called when the model has the first token, with the time on the event loop at
-        which the client would have it.
+        Args:
+            request: what is asked.
+            on_first_token: called when the model has the first token, with the time on the event loop at
+                which the client is to have it.
+            spent: seconds that a real server in front of the model has spent on the request already, which
+                count as part of the engine's overhead.
         """
         sent = self.clock.now()
         output = max(1, request.output)
@@ -72,11 +78,11 @@ class SimBackend:
             return Outcome("error", problem, sent=sent, closed=sent)
         job = self._job(request, output)
         if on_first_token is not None:
-            rest = self.cost.request_overhead(job.prompt) - self.cost.overhead_s
+            rest = self.engine.trailing_overhead(job.prompt, spent)
             job.on_first_token = lambda when: on_first_token(when + rest)
         origin = asyncio.get_running_loop().time() - sent
         try:
-            await self.engine.run(job, self._given(self._blocks), self._given(self._chunks))
+            await self.engine.run(job, self._given(self._blocks), self._given(self._chunks), spent)
         except EngineRestarted as error:
             return Outcome("error", str(error), sent=sent, closed=self.clock.now())
         assert job.first_token is not None and job.last_token is not None and job.served is not None

@@ -53,7 +53,7 @@ class Engine:
         """Tokens that requests can hold in the GPU tier (vLLM keeps one block for itself)."""
         return self.pool.usable * self.pool.block_tokens
 
-    async def run(self, job: Job, block_ids: int, chunk_ids: int) -> None:
+    async def run(self, job: Job, block_ids: int, chunk_ids: int, spent: float = 0.0) -> None:
         """Runs a request to its last token; its results are in `job`.
 
         The fixed part of a request's overhead passes before it reaches the scheduler, the part that grows
@@ -63,6 +63,7 @@ class Engine:
             job: the request.
             block_ids: block ids given out so far.
             chunk_ids: chunk ids given out so far.
+            spent: seconds of the request's overhead that have passed already.
 
         Raises:
             EngineRestarted: a reset or restart took the request.
@@ -76,11 +77,15 @@ class Engine:
         self._arrivals.append((arrival, job, future))
         loop.call_at(arrival, self._guarded, self._arrive, arrival)
         await future
-        after = self.cost.request_overhead(job.prompt) - self.cost.overhead_s
+        after = self.trailing_overhead(job.prompt, spent)
         assert job.first_token is not None and job.last_token is not None
         job.first_token += after
         job.last_token += after
         await asyncio.sleep(max(0.0, job.last_token - loop.time()))
+
+    def trailing_overhead(self, prompt: int, spent: float = 0.0) -> float:
+        """Seconds of a request's overhead that pass after its tokens."""
+        return max(0.0, self.cost.request_overhead(prompt) - self.cost.overhead_s - spent)
 
     def reset(self, *, cold: bool) -> None:
         """Empties the GPU tier, and with `cold` all tiers below it; requests in flight fail."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from aiohttp import web
 
 from replay.backends.preset import Preset
@@ -109,14 +110,20 @@ class Reply:
 
     async def run(self) -> web.StreamResponse:
         """Reads, runs and answers; may cut the connection on purpose."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         fields = _decode(await self.http.read())
+        read = loop.time()
         await self._early_faults()
+        asked = loop.time()
         ids = self._prompt(fields)
         request, generated = self._request(fields, ids)
         self.name = request.id
-        first: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        first: asyncio.Future[float] = loop.create_future()
         self.server.metrics.running += 1
-        task = asyncio.create_task(self.server.backend.send(request, first.set_result))
+        # What this server takes to read a prompt, a real one does too, and the model's overhead has it.
+        spent = read - began + loop.time() - asked
+        task = asyncio.create_task(self.server.backend.send(request, first.set_result, spent))
         try:
             if fields.get("stream"):
                 return await self._stream(fields, task, first, generated)
@@ -316,13 +323,24 @@ async def serve(
     Raises:
         ReplayError: the preset cannot be simulated, or the address is in use.
     """
+    await _warm_up(preset, model, gpu)
     async with SimBackend(preset, model, gpu, RunClock()) as backend:
         try:
             runner = await start(Server(backend, faults), host, port)
-        except OSError as error:
-            raise ReplayError(f"--port {port}: {error.strerror or error}; choose another with --port") from None
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ReplayError(f"--port {port}: {reason}; choose another with --port") from None
         try:
             ready("http://{}:{}".format(*runner.addresses[0][:2]))
             await asyncio.Event().wait()
         finally:
             await runner.cleanup()
+
+
+async def _warm_up(preset: Preset, model: str, gpu: str) -> None:
+    """Loads compiled code on a model that is thrown away, so that the first request does not wait for it."""
+    prompts = Prompts()
+    tip = prompts.context(np.arange(64, dtype=np.int32))
+    turn = Turn(session="warm", turn=0, output=1)
+    async with SimBackend(preset, model, gpu, RunClock()) as backend:
+        await backend.send(Request(turn, "warm", "warm/0", prompts.tree, tip, prompts.answer(tip, 1)[0], 1, ideal=0))
