@@ -40,7 +40,7 @@ def page(source: Store | str | Path, comparison: Comparison) -> Page:
         banner=banners[0] if banners else None,
         verdict=_verdict(comparison),
         facts=[fact for n, against in enumerate(others) for fact in _facts(a, against, n)],
-        highlights=list(_highlights(others[0])),
+        highlights=[each for against in others for each in _highlights(against, alone=len(others) == 1)],
         items=items,
     )
 
@@ -66,15 +66,22 @@ def _verdict(comparison: Comparison) -> Verdict | None:
     return Verdict("Gates", word, tone, reasons)  # type: ignore[arg-type]
 
 
-def _highlights(against: Against) -> Iterator[tuple[str, str, str]]:
-    for name, label in (("ttft_p50", "TTFT p50"), ("ttft_p95", "TTFT p95"), ("throughput", "requests/s")):
+def _highlights(against: Against, *, alone: bool) -> Iterator[tuple[str, str, str]]:
+    """Of each of several runs: its TTFT p50 and what it served."""
+    names = ("ttft_p50", "ttft_p95", "throughput") if alone else ("ttft_p50",)
+    of = "" if alone else f"{against.run['name']}: "
+    for name in names:
         cell = against.metrics[name]
         if cell.change is not None:
-            yield label, f"{cell.change:+.1%}", _with_interval(cell.verdict, cell.change_low, cell.change_high)
+            yield (
+                of + compare_render.TIMES[name],
+                f"{cell.change:+.1%}",
+                _with_interval(cell.verdict, cell.change_low, cell.change_high),
+            )
     share = against.metrics["hit_share"]
     if share.difference is not None:
         text = f"{units.share(share.a, 1)} to {units.share(share.b, 1)}"
-        yield "served from a cache", f"{100 * share.difference:+.1f} pp", text
+        yield f"{of}served from a cache", f"{100 * share.difference:+.1f} pp", text
 
 
 def _with_interval(verdict: str, low: float | None, high: float | None) -> str:

@@ -99,7 +99,7 @@ def _tokens(result: Report, tables: dict[str, Section]) -> Figure:
         title="Where prompt tokens came from",
         alt=f"Waterfall of prompt tokens, as tokens and share of all prompts: {said}.",
         draw=charts.waterfall(steps, max(step["end"] for step in steps)),
-        tables=[tables["tokens"], tables["loss"]],
+        tables=[tables[name] for name in ("tokens", "loss") if name in tables],
         notes=[
             "Prompts less new tokens are reusable: what an unbounded cache that computes at once would have served."
         ],
@@ -262,9 +262,9 @@ def _pauses(result: Report, tables: dict[str, Section]) -> Figure:
         name="pauses",
         title="Loss against pause length",
         alt=f"Share of reusable tokens that were lost, by the pause before the request. {said}.",
-        draw=charts.shares(rows, _PARTS, "pause before the request, and how many requests had it"),
+        draw=charts.shares(rows, _PARTS, "pause before the request"),
         tables=[tables["pauses"]],
-        notes=["Sessions' first requests are left out: they have no pause."],
+        notes=["n is the number of requests. Sessions' first requests are left out: they have no pause."],
     )
 
 
