@@ -14,6 +14,8 @@ from replay.results.database import describe, open_readable, open_writable
 VIEWS = {"runs": "v_runs", "requests": "v_requests", "scrapes": "scrapes", "cache_events": "cache_events"}
 """File of an export -> what it holds: the views, which have the tables' columns and what follows from them."""
 _TABLES = ("requests", "scrapes", "cache_events")
+# Not every reader of Parquet knows its JSON type: some give bytes.
+_COLUMNS = {"runs": "* REPLACE (settings::VARCHAR AS settings, self_check::VARCHAR AS self_check)"}
 
 
 def export(source: str | Path, folder: str | Path, runs: Sequence[str] = ()) -> dict[Path, int]:
@@ -41,11 +43,13 @@ def export(source: str | Path, folder: str | Path, runs: Sequence[str] = ()) -> 
         con.execute("USE source")
         for name, view in VIEWS.items():
             which = "" if not runs else f"WHERE {'id' if name == 'runs' else 'run_id'} IN ({', '.join('?' * len(ids))})"
+            columns = _COLUMNS.get(name, "*")
             file = folder / f"{name}.parquet"
             part = folder / f".{name}.parquet.part"  # a file that is half written must not look like one
             try:
                 copied = con.execute(
-                    f"COPY (FROM {view} {which}) TO {_quoted(part)} (FORMAT parquet, COMPRESSION zstd)", ids
+                    f"COPY (SELECT {columns} FROM {view} {which}) TO {_quoted(part)} (FORMAT parquet, COMPRESSION zstd)",
+                    ids,
                 ).fetchone()
                 part.replace(file)
             except (duckdb.Error, OSError) as error:

@@ -270,9 +270,10 @@ def _pauses(result: Report, tables: dict[str, Section]) -> Figure:
 
 def _self_check(result: Report) -> Section:
     check = result.self_check
+    lag = check["loop_lag_p99_s"]
     rows: list[tuple[str, ...]] = [
         ("requests left late (p99)", f"{units.seconds(check['schedule_drift_p99_s'])} s"),
-        ("event loop woke late (p99)", _seconds(check["loop_lag_p99_s"])),
+        ("event loop woke late (p99)", "not measured" if lag is None else f"{units.seconds(lag)} s"),
         ("most requests in flight", units.tokens(check["peak_in_flight"])),
         ("turns dropped", units.tokens(check["dropped_turns"])),
         ("cache before the run", units.plain(check["cache_before"] or "unknown")),
@@ -280,7 +281,3 @@ def _self_check(result: Report) -> Section:
         *(("warning", units.plain(text)) for text in check["warnings"]),
     ]
     return Section("Self-check", ("what the client noticed", "value"), rows, left=(0, 1), name="self-check")
-
-
-def _seconds(value: float | None) -> str:
-    return "not measured: the virtual clock has no lag" if value is None else f"{units.seconds(value)} s"
