@@ -83,7 +83,7 @@ ASKS = st.lists(
         keep=st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.9]),
         segment=st.sampled_from("abcdef"),
         tokens=st.integers(1, 40),
-        output=st.integers(0, 20),
+        output=st.one_of(st.integers(0, 20), st.integers(40, 100)),
         pause=st.sampled_from([0.0, 0.0, 0.01, 0.3, 30.0]),
     ),
     min_size=1,

@@ -116,6 +116,51 @@ def test_a_turn_that_comes_before_the_store_has_ended_finds_nothing() -> None:
     assert second.lost["never_stored"] == 2000 - second.gpu - second.lost["granularity"]
 
 
+def test_what_is_still_being_stored_was_never_stored() -> None:
+    """The GPU has given the document up before the disk has it: 4,096 tokens take it 0.8 s."""
+
+    async def main() -> Outcome:
+        async with backend("lmcache", gpu=5000, block=16, chunk=256, disk=100_000) as sim:
+            session = Session(sim)
+            for document in "ab":
+                await session.ask(Ask(-1, 1, document, 4096, 1))
+            return await session.ask(Ask(-1, 1, "a", 4097, 1))
+
+    outcome = run(main(), virtual=True)
+    assert outcome.lost["never_stored"] > 2000
+    assert outcome.lost["never_stored"] + outcome.gpu + outcome.disk == 4096
+
+
+def test_lmcache_serves_nothing_behind_a_first_chunk_that_is_gone() -> None:
+    """The GPU still holds the head, the CPU tier has lost it and kept the rest."""
+
+    async def main() -> Outcome:
+        async with backend("lmcache", gpu=188, chunk=8, cpu=160) as sim:
+            session = Session(sim)
+            await session.ask(Ask(-1, 1, "a", 144, 1))
+            await session.ask(Ask(-1, 1, "b", 40, 1))
+            await session.ask(Ask(-1, 1, "c", 40, 1))
+            return await session.ask(Ask(-1, 1, "a", 145, 1))
+
+    outcome = run(main(), virtual=True)
+    assert 0 < outcome.gpu < 144
+    assert outcome.cpu == 0
+    assert outcome.lost["evicted"] == 144 - outcome.gpu
+
+
+def test_the_request_admitted_last_is_preempted_and_ends_all_the_same() -> None:
+    async def main() -> list[Outcome]:
+        async with backend(gpu=188) as sim:
+            session = Session(sim)
+            asks = [session.ask(Ask(-1, 1, name, 60, 90)) for name in "ab"]
+            return list(await asyncio.gather(*asks))
+
+    first, second = run(main(), virtual=True)
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    assert second.last_token > first.last_token
+    assert (second.status, second.output_tokens, second.computed) == ("ok", 90, 60)
+
+
 @pytest.mark.parametrize(
     ("prompt", "output", "gpu", "words"),
     [
