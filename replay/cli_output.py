@@ -39,10 +39,13 @@ def write_page(page: Page, fmt: str, output: str | None, chart: str | None) -> N
     """Writes a page, or its charts as images.
 
     Raises:
-        ReplayError: images without a folder to write them to, no such chart, or it cannot be written.
+        ReplayError: images without a folder to write them to, a chart of a page, no such chart, or it cannot be
+            written.
     """
     from replay.results.html.figure import save
 
+    if fmt == "html" and chart is not None:
+        raise ReplayError("--chart picks one image: use it with --format png or svg")
     if fmt == "html":
         emit(page.html(), output)
         return
