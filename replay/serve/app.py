@@ -266,7 +266,7 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": prompt - computed, "tiers": tiers},
     }
     more = {"recompute_s": outcome.recompute_s, "load_s": outcome.load_s, "preemptions": outcome.preemptions}
-    return {"usage": usage, "replay": {"simulated": True, "lost": outcome.lost, **more}}
+    return {"usage": usage, "replay": {"simulated": True, "tiers": tiers, "lost": outcome.lost, **more}}
 
 
 def _decode(body: bytes) -> dict[str, Any]:

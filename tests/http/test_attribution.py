@@ -184,7 +184,7 @@ def test_tokens_by_tier(
     name: str, preset: Preset, usage: dict[str, Any], extra_and_expected: tuple[dict[str, Any], Served]
 ) -> None:
     extra, expected = extra_and_expected
-    assert tiers(preset, usage, extra) == expected, name
+    assert tiers(preset, read_usage(usage), extra) == expected, name
 
 
 COUNTS = st.one_of(st.none(), st.integers(0, 3000))
@@ -204,7 +204,8 @@ def test_known_tiers_add_up_to_the_prompt_and_none_is_negative(
         "kv_transfer_params": {"cached_token_stats": {"num_vllm_cached_tokens": own}},
         "lookup": {"l1_hit_tokens": l1, "hit_tokens": hit, "engine_tokens": engine},
     }
-    served = tiers(preset, openai(prompt, cached if cached is None else min(cached, prompt)), extra)
+    usage = openai(prompt, cached if cached is None else min(cached, prompt))
+    served = tiers(preset, read_usage(usage), extra)
     known = [tokens for tokens in served[:6] if tokens is not None]
     assert all(tokens >= 0 for tokens in known)
     assert sum(known) <= prompt

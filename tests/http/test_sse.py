@@ -27,10 +27,10 @@ STREAM = (
     b"data:no space\n\n\n" + "data: ü€😀\n\n".encode()
 )
 EVENTS = [
-    Event(b"", b"one"),
-    Event(b"error", b'{"a":\n1}'),
-    Event(b"", b"no space"),
-    Event(b"", "ü€😀".encode()),
+    (b"", b"one"),
+    (b"error", b'{"a":\n1}'),
+    (b"", b"no space"),
+    (b"", "ü€😀".encode()),
 ]
 
 
@@ -54,12 +54,12 @@ def test_one_byte_at_a_time_gives_each_event_as_soon_as_it_is_complete() -> None
 def test_an_event_of_many_megabytes_is_one_event() -> None:
     big = b"x" * 20_000_000
     pieces = [b"data: ", *(big[i : i + 65_536] for i in range(0, len(big), 65_536)), b"\n\n"]
-    assert read(*pieces) == [Event(b"", big)]
+    assert read(*pieces) == [(b"", big)]
 
 
 def test_a_last_event_without_its_empty_line_is_given_at_the_end() -> None:
-    assert read(b"data: [DONE]\n") == [Event(b"", b"[DONE]")]
-    assert read(b"data: cut sho") == [Event(b"", b"cut sho")]
+    assert read(b"data: [DONE]\n") == [(b"", b"[DONE]")]
+    assert read(b"data: cut sho") == [(b"", b"cut sho")]
 
 
 @pytest.mark.parametrize("noise", [b"\n\n\n", b": only a comment\n\n", b"unknown: field\n\n", b""])

@@ -272,10 +272,10 @@ class HttpBackend:
         return AnthropicReply(keep_text=keep_text) if endpoint == "messages" else OpenAIReply(keep_text=keep_text)
 
     def _outcome(self, reply: Reply, exchange: Exchange, failure: str | None) -> Outcome:
+        counts = reply.counts
         error = failure or _fault(reply, exchange)
         if error is not None:
             error = describe_error(error, reply, secret=self._secret, sent=exchange.make())
-        counts = attribution.read_usage(reply.usage)
         outcome = Outcome(
             "ok" if error is None else "error",
             error,
@@ -301,7 +301,7 @@ class HttpBackend:
             found = await self._lookups.find(self._request_id(request))
             if found is not None:
                 reply.extra["lookup"] = found
-        served = attribution.tiers(self.preset, reply.usage, reply.extra)
+        served = attribution.tiers(self.preset, reply.counts, reply.extra)
         outcome.gpu, outcome.cpu, outcome.disk, outcome.remote = served[:4]
         outcome.external, outcome.computed, outcome.tier_source = served[4:]
         if attribution.take_model(reply.extra, outcome):
@@ -342,7 +342,7 @@ def _fault(reply: Reply, exchange: Exchange) -> str | None:
         return "error within the reply"
     if reply.malformed:
         return f"{reply.malformed} part(s) of the reply were cut short or are not what the interface promises"
-    if not reply.has_output and not attribution.read_usage(reply.usage).output:
+    if not reply.has_output and not reply.counts.output:
         return "the reply holds no output"
     return None
 

@@ -7,10 +7,12 @@ the same as absent everywhere: servers send it where an object or a list belongs
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
+from replay.backends.http.attribution.served import Usage, read_usage
 from replay.backends.http.sse import Event, EventReader
 
 
@@ -97,6 +99,11 @@ class Reply:
         if rest is not None:
             self._take(at, rest)
 
+    @cached_property
+    def counts(self) -> Usage:
+        """Token counts of the usage; ask once nothing more can come."""
+        return read_usage(self.usage)
+
     @property
     def has_output(self) -> bool:
         """Anything was generated."""
@@ -119,18 +126,18 @@ class OpenAIReply(Reply):
     """A reply of ``/v1/completions`` or ``/v1/chat/completions``."""
 
     def _take(self, at: float | None, event: Event) -> None:
-        data = event.data
+        kind, data = event
         if data.startswith(b"[DONE]"):
             self.finished = True
             return
         chunk = _decode(data)
         if chunk is None:
             self.malformed += 1
-            if event.type == b"error":
+            if kind == b"error":
                 self.error = data.decode(errors="replace")
             return
-        if event.type or not chunk.choices or chunk.usage is not None or _has_facts(chunk):
-            self._facts(chunk, event.type == b"error")
+        if kind or not chunk.choices or chunk.usage is not None or _has_facts(chunk):
+            self._facts(chunk, kind == b"error")
         for choice in chunk.choices or ():
             if choice is not None:
                 self._choice(at, choice, choice.delta)
@@ -208,13 +215,13 @@ class AnthropicReply(Reply):
 
     def _take(self, at: float | None, event: Event) -> None:
         try:
-            data = _ANY.decode(event.data)
+            data = _ANY.decode(event[1])
         except (msgspec.DecodeError, UnicodeDecodeError):
             data = None
         if not isinstance(data, dict):
             self.malformed += 1
-            if event.type == b"error":
-                self.error = event.data.decode(errors="replace")
+            if event[0] == b"error":
+                self.error = event[1].decode(errors="replace")
             return
         kind = data.get("type")
         if kind == "error" or data.get("error"):

@@ -7,14 +7,8 @@ nothing is decoded before an event is complete, so characters are never cut.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Event(NamedTuple):
-    """One event: the type it names (often empty) and its data."""
-
-    type: bytes
-    data: bytes
+Event = tuple[bytes, bytes]
+"""The type that an event names (often empty) and its data. A plain tuple: there are many of them."""
 
 
 class EventReader:
@@ -65,7 +59,7 @@ class EventReader:
             self._started = True
             block = block.removeprefix(b"\xef\xbb\xbf")
         if block.startswith(b"data: ") and b"\n" not in block:
-            return Event(b"", block[6:])
+            return b"", block[6:]
         kind = b""
         data: list[bytes] = []
         for line in block.split(b"\n"):
@@ -75,4 +69,4 @@ class EventReader:
                 data.append(value)
             elif name == b"event":
                 kind = value
-        return Event(kind, b"\n".join(data)) if data or kind else None
+        return (kind, b"\n".join(data)) if data or kind else None

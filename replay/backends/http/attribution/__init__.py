@@ -1,6 +1,6 @@
 """Which tier served a prompt's tokens, from what the engine says about a request: a module an engine.
 
-Each module has ``tiers(preset, usage, extra) -> Served``, a pure function of the last usage of the
+Each module has ``tiers(preset, counts, extra) -> Served``, a pure function of the last usage of the
 reply and of the fields beside it (see `replies.Reply`).
 """
 

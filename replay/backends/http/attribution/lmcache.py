@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from replay.backends.http.attribution.served import Served, Usage, count, read_usage, total_only
+from replay.backends.http.attribution.served import Served, Usage, count, total_only
 from replay.backends.preset import Preset
 
 
-def tiers(preset: Preset, usage: dict[str, Any], extra: dict[str, Any]) -> Served:
+def tiers(preset: Preset, counts: Usage, extra: dict[str, Any]) -> Served:
     """GPU, CPU and disk or remote tokens, as far as the fields at hand tell them apart."""
-    counts = read_usage(usage)
     if counts.prompt is None or counts.cached is None:
         return Served()
     lookup = extra.get("lookup")

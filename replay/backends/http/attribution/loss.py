@@ -58,6 +58,8 @@ def split(
         return None
     left = max(0, ideal - (prompt - served.computed))
     lost = dict.fromkeys(("granularity", "diverged", "never_stored", "unknown"), 0)
+    if not left:
+        return lost
 
     def give(cause: str, tokens: int) -> None:
         nonlocal left

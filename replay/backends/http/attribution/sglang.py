@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from replay.backends.http.attribution.served import Served, count, read_usage, total_only
+from replay.backends.http.attribution.served import Served, Usage, count, total_only
 from replay.backends.preset import Preset
 
 _DISK_BACKENDS = ("file", "nixl", "hf3fs", "seaweedfs")
 
 
-def tiers(preset: Preset, usage: dict[str, Any], extra: dict[str, Any]) -> Served:
+def tiers(preset: Preset, counts: Usage, extra: dict[str, Any]) -> Served:
     """Device, host and storage tokens as GPU, CPU and disk or remote; else what the usage sums up."""
-    counts = read_usage(usage)
     details = (extra.get("sglext") or {}).get("cached_tokens_details")
     device, host, storage = (count(details, name) for name in ("device", "host", "storage"))
     if counts.prompt is None or device is None:
@@ -26,7 +25,7 @@ def tiers(preset: Preset, usage: dict[str, Any], extra: dict[str, Any]) -> Serve
     return Served(**found, computed=max(0, counts.prompt - cached), source="usage")
 
 
-def _without_details(preset: Preset, counts: Any) -> Served:
+def _without_details(preset: Preset, counts: Usage) -> Served:
     if preset.connector == "none" and counts.prompt is not None and counts.cached is not None:
         return Served(gpu=counts.cached, computed=max(0, counts.prompt - counts.cached), source="usage")
     return total_only(counts)

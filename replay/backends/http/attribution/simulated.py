@@ -1,18 +1,18 @@
-"""`replay serve`, the engine model over HTTP: its usage names every tier."""
+"""`replay serve`, the engine model over HTTP: its replies name every tier."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from replay.backends.http.attribution.served import Served, count, read_usage
+from replay.backends.http.attribution.served import Served, Usage, count
 from replay.load.outcome import LOSSES, Outcome
 
 
-def tiers(usage: dict[str, Any]) -> Served | None:
+def tiers(counts: Usage, extra: dict[str, Any]) -> Served | None:
     """Tokens by tier as the engine model says; null for replies of any other server."""
-    details = usage.get("prompt_tokens_details")
-    found = details.get("tiers") if isinstance(details, dict) else None
-    prompt, _, cached = read_usage(usage)
+    said = extra.get("replay")
+    found = said.get("tiers") if isinstance(said, dict) else None
+    prompt, _, cached = counts
     if not isinstance(found, dict) or prompt is None or cached is None:
         return None
     gpu, cpu, disk, remote = (count(found, name) for name in ("gpu", "cpu", "disk", "remote"))

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from replay.backends.http.attribution.served import Served, read_usage, total_only
+from replay.backends.http.attribution.served import Served, Usage, total_only
 from replay.backends.preset import Preset
 
 
-def tiers(preset: Preset, usage: dict[str, Any], extra: dict[str, Any]) -> Served:
+def tiers(preset: Preset, counts: Usage, extra: dict[str, Any]) -> Served:
     """GPU tokens where no connector can have served any; else the computed tokens alone."""
-    counts = read_usage(usage)
     if counts.prompt is None or counts.cached is None:
         return Served()
     if preset.connector != "none":
