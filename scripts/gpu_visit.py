@@ -14,10 +14,13 @@ import argparse
 import asyncio
 import shutil
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from replay import runs
 from replay.backends.connect import Where
@@ -113,6 +116,11 @@ class Visit:
         """An engine, not yet started."""
         sizes = (f"tiers.gpu.tokens={GPU_TOKENS}", ARGS.format(GPU_TOKENS * self.kv_bytes))
         preset = load(backend, [*overrides, *sizes])
+        if preset.tiers.disk is not None:
+            # Room for logs and for what the host keeps compiled.
+            room = shutil.disk_usage(tempfile.gettempdir()).free / 2**30 - 5
+            disk = msgspec.structs.replace(preset.tiers.disk, gib=min(preset.tiers.disk.gib, int(room)))
+            preset = msgspec.structs.replace(preset, tiers=msgspec.structs.replace(preset.tiers, disk=disk))
         options = Options(self.model, max_model_len=MAX_LEN, dummy_weights=True)
         recorder = ROOT / "replay/backends/lmcache_recorder.py"
         return Launched(preset, options, log_dir=self.out / "logs" / backend, recorder=recorder)
@@ -188,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder with the model's config.json")
     parser.add_argument("--out", type=Path, required=True, help="folder for results, progress and logs")
-    parser.add_argument("--agents", type=Path, default=ROOT / "traces/claude_code.jsonl", help="trace of agents")
+    parser.add_argument("--agents", type=Path, help="trace of agents whose prompts fit 40,000 tokens")
     parser.add_argument("--levels", type=int, nargs="*", default=[], help="further concurrency levels of the agents")
     parser.add_argument("--one-by-one", action="store_true", help="start each engine when its turn comes")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="only print the progress of a running visit")
@@ -197,6 +205,8 @@ def main() -> None:
         return wait(args.out, args.wait)
     from replay.engine import profiles
 
+    if args.model is None or args.agents is None:
+        parser.error("--model and --agents are needed to begin a visit")
     visit = Visit(args.out, args.model, profiles.model(args.model).kv_bytes_per_token())
     todo = jobs(args.agents, args.levels)
     groups = [(preset,) for group in GROUPS for preset in group] if args.one_by_one else GROUPS

@@ -42,6 +42,7 @@ def test_vllm_gets_ids_exact_lengths_a_salt_and_our_request_id(wire: Any, mock: 
         "cache_salt": "run1",
         "ignore_eos": True,
         "temperature": 0,
+        "return_token_ids": True,
         "max_tokens": 2,
         "min_tokens": 2,
         "request_id": "run1-s/0",

@@ -57,7 +57,8 @@ def common(
         fields["kv_transfer_params"] = {"cached_token_stats": True}
     if endpoint != "messages":
         fields |= {"ignore_eos": True, "temperature": 0}
-        if live:
+        # A token may be no text yet (half a character), or never be any (no tokenizer): ids tell when the first came.
+        if live or endpoint == "completions":
             fields["return_token_ids"] = True
     elif preset.engine == "vllm":
         fields["temperature"] = 0

@@ -60,6 +60,8 @@ def serve(preset: Preset, options: Options, probe: Probe, services: Services, *,
     env = {**_devices(preset, probe, instance), **env}
     # /reset_prefix_cache exists in dev mode only; sockets go where they are removed with the launch.
     env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_RPC_BASE_PATH": str(services.scratch)}
+    if Path(options.model).is_dir():
+        env["HF_HUB_OFFLINE"] = "1"  # all there is to load is there; without a network vLLM would wait for one
     return Command(
         f"vllm-{instance}",
         [*argv, *extra, *preset.launch.args],
