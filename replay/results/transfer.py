@@ -42,7 +42,8 @@ def export(source: str | Path, folder: str | Path, runs: Sequence[str] = ()) -> 
         con.execute(f"ATTACH {_quoted(source)} AS source (READ_ONLY)")
         con.execute("USE source")
         for name, view in VIEWS.items():
-            which = "" if not runs else f"WHERE {'id' if name == 'runs' else 'run_id'} IN ({', '.join('?' * len(ids))})"
+            key = "id" if name == "runs" else "run_id"
+            which = f"WHERE {key} IN ({', '.join('?' * len(ids))})" if ids else ""
             columns = _COLUMNS.get(name, "*")
             file = folder / f"{name}.parquet"
             part = folder / f".{name}.parquet.part"  # a file that is half written must not look like one
