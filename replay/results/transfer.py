@@ -48,10 +48,9 @@ def export(source: str | Path, folder: str | Path, runs: Sequence[str] = ()) -> 
             file = folder / f"{name}.parquet"
             part = folder / f".{name}.parquet.part"  # a file that is half written must not look like one
             try:
-                copied = con.execute(
-                    f"COPY (SELECT {columns} FROM {view} {which}) TO {_quoted(part)} (FORMAT parquet, COMPRESSION zstd)",
-                    ids,
-                ).fetchone()
+                rows = f"SELECT {columns} FROM {view} {which}"
+                copy = f"COPY ({rows}) TO {_quoted(part)} (FORMAT parquet, COMPRESSION zstd)"
+                copied = con.execute(copy, ids).fetchone()
                 part.replace(file)
             except (duckdb.Error, OSError) as error:
                 part.unlink(missing_ok=True)
