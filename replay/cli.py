@@ -474,4 +474,5 @@ def sql(statement: str, db: str, fmt: str) -> None:
 
 # They add their commands to `main`, with options defined above.
 import replay.cli_compare  # noqa: E402
-import replay.cli_files  # noqa: E402, F401
+import replay.cli_files  # noqa: E402
+import replay.cli_serve  # noqa: E402, F401

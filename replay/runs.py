@@ -159,7 +159,7 @@ class _Run:
             "name": self.name,
             "backend": where.preset.name,
             "target": where.target,
-            "simulated": where.simulated,
+            "simulated": where.simulated or bool(about.get("simulated")),  # a URL may be `replay serve`
             "model": about.get("model", where.model),
             "gpu": about.get("gpu", where.gpu),
             "trace": trace.header.name,

@@ -157,12 +157,11 @@ def _http(
     lookups: Lookups | None = None,
 ) -> HttpBackend:
     from replay.backends.http import HttpBackend
-    from replay.load.content import Content
 
     return HttpBackend(
         url,
         where.preset,
-        Content(seed),
+        HttpBackend.content_for(where.preset, seed),
         clock,
         model=model,
         api_key_env=where.api_key_env,

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import signal
 import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from typing import Any
 
 import aiohttp
@@ -40,3 +46,16 @@ def test_an_address_that_cannot_be_used_is_refused(options: dict[str, Any]) -> N
         port = options.get("port", taken.getsockname()[1])
         with pytest.raises(ReplayError, match="choose another with --port"):
             run(serve(load("vllm"), "qwen3-8b", "h200", port=port), virtual=False)
+
+
+def test_the_command_says_where_it_serves_and_ends_with_ctrl_c() -> None:
+    command = [sys.executable, "-m", "replay", "serve", "--backend", "vllm", "--port", "0", "--fault", "status=429@1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        first = server.stdout.readline()
+        found = re.search(r"at (http://127\.0\.0\.1:\d+): no engine runs", first)
+        assert found is not None, first
+        with pytest.raises(urllib.error.HTTPError, match="429"):
+            urllib.request.urlopen(f"{found[1]}/v1/completions", data=b"{}")
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0

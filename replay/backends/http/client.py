@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -158,9 +157,7 @@ class HttpBackend:
             await self.scraper.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self.scraper is not None:
             await self.scraper.stop()
         if self._events is not None:
