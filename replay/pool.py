@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, cast
 
 from replay import runs
 from replay.backends.connect import Where
@@ -83,15 +85,58 @@ def simulate_all(trace: Trace, todo: Sequence[Task], *, jobs: int, ray: str | No
             yield index, simulate(trace, *each)
 
 
-_trace: Trace | None = None
+def _on_cores(trace: Trace, todo: Sequence[Task], jobs: int) -> Iterator[tuple[int, Outcome]]:
+    """A pipe to each worker, and nothing that workers share: any may be killed at any time."""
+    # Spawned, not forked: a fork would copy the locks of DuckDB's and polars' threads.
+    context = multiprocessing.get_context("spawn")
+    tasks = iter(enumerate(todo))
+    busy: dict[Connection, int] = {}
+    workers = []
+
+    def give(pipe: Connection) -> None:
+        for index, task in itertools.islice(tasks, 1):
+            pipe.send(task)
+            busy[pipe] = index
+
+    try:
+        for _ in range(jobs):
+            pipe, theirs = context.Pipe()
+            workers.append(context.Process(target=_work, args=(theirs, trace), daemon=True))
+            workers[-1].start()
+            theirs.close()
+            give(pipe)
+        while busy:
+            for ready in multiprocessing.connection.wait(list(busy)):
+                pipe = cast("Connection", ready)
+                outcome = _received(pipe)
+                index = busy.pop(pipe)
+                give(pipe)
+                yield index, outcome
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
 
 
-def _start_worker(trace: Trace) -> None:
-    """Gives a worker process the trace, leaves Ctrl-C to its parent, and ends it should the parent be killed."""
-    global _trace  # noqa: PLW0603
-    _trace = trace
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _received(pipe: Connection) -> Outcome:
+    try:
+        outcome: Outcome = pipe.recv()
+    except (EOFError, OSError):
+        raise ReplayError(
+            "a worker process died, perhaps for want of memory; points that are done are stored: "
+            "run the same command again with fewer --jobs"
+        ) from None
+    return outcome
+
+
+def _work(pipe: Connection, trace: Trace) -> None:
+    """A worker process: simulates what the pipe brings until it is closed or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            pipe.send(simulate(trace, *pipe.recv()))
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run takes the signal over and gives back the default
 
 
 def _end_with_parent() -> None:
@@ -99,36 +144,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _work(point: Point, notes: dict[str, Any]) -> Outcome:
-    assert _trace is not None
-    outcome = simulate(_trace, point, notes)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run takes the signal over and gives back the default
-    return outcome
-
-
-def _on_cores(trace: Trace, todo: Sequence[Task], jobs: int) -> Iterator[tuple[int, Outcome]]:
-    others = set(multiprocessing.active_children())
-    # Spawned, not forked: a fork would copy the threads' locks of DuckDB and polars.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(trace,))
-    try:
-        futures = {pool.submit(_work, *each): index for index, each in enumerate(todo)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    except BrokenProcessPool:
-        raise ReplayError(
-            "a worker process died, perhaps for want of memory; points that are done are stored: "
-            "run the same command again with fewer --jobs"
-        ) from None
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in set(multiprocessing.active_children()) - others:
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _on_ray(trace: Trace, todo: Sequence[Task], address: str) -> Iterator[tuple[int, Outcome]]:

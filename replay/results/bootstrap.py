@@ -95,7 +95,7 @@ class Bootstrap:
         height = np.bincount(of_rank, weights=chosen[order], minlength=bins) / np.bincount(of_rank, minlength=bins)
         histogram = np.bincount(units[order] * bins + of_rank, minlength=self.units * bins)
         counts = self.weights.astype(np.float32) @ histogram.reshape(self.units, bins).astype(np.float32)
-        reached = np.cumsum(counts, axis=1, dtype=np.float64)
+        reached = np.cumsum(counts, axis=1)  # float32 counts exactly up to 16 M pairs, and to one in 10^7 beyond
         return np.stack([_quantile(reached, height, q) for q in qs])
 
     def _by_unit(self, columns: Ints, count: int, values: Floats) -> Floats:
@@ -116,7 +116,7 @@ def interval(resampled: Floats) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def _quantile(reached: Floats, height: Floats, q: float) -> Floats:
+def _quantile(reached: NDArray[np.float32], height: Floats, q: float) -> Floats:
     """(resamples,) the quantile at q of weighted values.
 
     Args:
@@ -124,12 +124,13 @@ def _quantile(reached: Floats, height: Floats, q: float) -> Floats:
         height: (values,) the values.
         q: share.
     """
-    total = reached[:, -1]
+    total = reached[:, -1].astype(np.float64)
     place = q * np.maximum(total - 1, 0)
     below = np.floor(place)
     last = len(height) - 1
     lower, upper = (
-        height[np.minimum((reached <= rank[:, None]).sum(axis=1), last)] for rank in (below, np.ceil(place))
+        height[np.minimum(np.count_nonzero(reached <= rank[:, None].astype(np.float32), axis=1), last)]
+        for rank in (below, np.ceil(place))
     )
     result: Floats = np.where(total > 0, lower + (place - below) * (upper - lower), np.nan)
     return result

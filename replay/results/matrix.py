@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from replay.errors import ReplayError
+from replay.errors import ReplayError, unknown_name
 from replay.results import gates, queries, units
 from replay.results.layout import Section
 from replay.results.metrics import METRICS
@@ -44,23 +45,23 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slo(text: str) -> gates.Gate:
-    """Reads a limit such as ``ttft_p95=2s`` or ``throughput>=10``; ``=`` means the good side of it.
+    """Reads a limit such as ``ttft_p95=2s`` or ``throughput=10``: at most, or at least where more is better.
 
     Raises:
         ReplayError: unknown metric, or not of that form.
     """
-    name, equals, value = text.partition("=")
-    if equals and name.strip() in METRICS:
-        text = f"{name} {'>=' if METRICS[name.strip()].better > 0 else '<='} {value}"
+    match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=)\s*([\d.]+\s*[a-zA-Z%]*)\s*", text)
+    if match is None:
+        raise ReplayError(f"--slo {text!r}: write it as METRIC=VALUE, e.g. ttft_p95=2s or hit_share=90%")
+    metric, op, value = match.groups()
+    if metric not in _MEASURED:
+        raise unknown_name("SLO metric", metric, _MEASURED)
+    if op == "=":
+        op = ">=" if METRICS[metric].better > 0 else "<="
     try:
-        found = gates.parse(text)
+        return gates.parse(f"{metric} {op} {value}")
     except ReplayError as error:
         raise ReplayError(str(error).replace("--gate", "--slo")) from None
-    if found.scope != "value":
-        raise ReplayError(f"--slo {text}: a limit is a figure of its own, not a change; e.g. ttft_p95=2s")
-    if found.metric not in _MEASURED:
-        raise ReplayError(f"--slo {text}: choose one of {', '.join(_MEASURED)}")
-    return found
 
 
 def matrix(
