@@ -194,6 +194,7 @@ class LaunchedBackend:
     async def restart(self) -> None:
         """Restarts the engine; its disk tier and LMCache's server stay."""
         await self.engine.restart()
+        self.http.restarted()
 
     @property
     def scraper(self) -> Any:

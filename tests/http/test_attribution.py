@@ -298,6 +298,21 @@ def test_loss_is_split_and_adds_up(
     assert sum(lost.values()) == max(0, ideal - served)
 
 
+@pytest.mark.parametrize(
+    ("served", "warm", "expected"),
+    [
+        (0, 0, {"cold": 96, "granularity": 4}),
+        (0, 40, {"cold": 60, "granularity": 4, "unknown": 36}),
+        (96, 0, {"granularity": 4}),
+    ],
+)
+def test_what_a_restart_took_is_cold(served: int, warm: int, expected: dict[str, int]) -> None:
+    tokens = Served(gpu=served, computed=120 - served, source="usage")
+    lost = loss.split(BLOCK, tokens, prompt=120, ideal=100, prefilled=100, warm=warm)
+    assert lost is not None
+    assert {cause: count for cause, count in lost.items() if count} == expected
+
+
 def test_the_last_prompt_token_is_never_served() -> None:
     tokens = Served(gpu=80, computed=16, source="usage")
     lost = loss.split(BLOCK, tokens, prompt=96, ideal=96, prefilled=96)

@@ -105,6 +105,7 @@ class HttpBackend:
         self._worker = worker
         self._history = History()
         self._prefilled = loss.Prefilled()
+        self._warm: loss.Prefilled | None = None
         self._about: dict[str, Any] = {}
         self.scraper: Scraper | None = None
 
@@ -193,6 +194,18 @@ class HttpBackend:
         pool = {"connections_opened": self._pool.opened, "peak_connections": self._pool.peak}
         return {**self.check.summary(), **pool, "live_outputs": self.content.live_outputs}
 
+    async def restart(self) -> None:
+        """Not possible: the server is someone else's.
+
+        Raises:
+            ReplayError: always.
+        """
+        raise ReplayError(f"--restart-at: {self.url} is not ours to restart; use --target launch or sim")
+
+    def restarted(self) -> None:
+        """Notes that whoever owns the server has restarted the engine: what is lost from now on may be `cold`."""
+        self._warm = loss.Prefilled()
+
     def scrapes(self) -> list[Sample]:
         """Rows of the table `scrapes`: what the server's metrics said."""
         return self.scraper.samples if self.scraper is not None else []
@@ -210,8 +223,7 @@ class HttpBackend:
     async def send(self, request: Request) -> Outcome:
         """Sends one request; a server's fault becomes an outcome with status ``error``."""
         endpoint = self._endpoint(request)
-        prefilled = self._prefilled.longest(request.tree, request.tip)
-        self._prefilled.add(request.tree, request.tip)
+        known = self._known(request)
         attempts = 0
         while True:
             attempts += 1
@@ -230,7 +242,7 @@ class HttpBackend:
         outcome = self._outcome(reply, exchange, failure)
         outcome.attempts = attempts
         outcome.worker = self._worker
-        await self._attribute(request, reply, outcome, prefilled)
+        await self._attribute(request, reply, outcome, known)
         if outcome.status == "ok":
             self._remember(request, reply, outcome)
         self.check.answered(request, outcome)
@@ -293,7 +305,19 @@ class HttpBackend:
             outcome.last_token = exchange.closed
         return outcome
 
-    async def _attribute(self, request: Request, reply: Reply, outcome: Outcome, prefilled: int) -> None:
+    def _known(self, request: Request) -> tuple[int, int | None]:
+        """Tokens of the prompt that were in earlier prompts, and of these since the engine's last restart."""
+        # Live outputs are what the engine generated, so all of a context is known to it.
+        end = request.context if self._live else request.tip
+        known = self._prefilled.longest(request.tree, request.tip)
+        self._prefilled.add(request.tree, end)
+        if self._warm is None:
+            return known, None
+        warm = self._warm.longest(request.tree, request.tip)
+        self._warm.add(request.tree, end)
+        return known, warm
+
+    async def _attribute(self, request: Request, reply: Reply, outcome: Outcome, known: tuple[int, int | None]) -> None:
         if self._lookups is not None and outcome.status == "ok":
             found = await self._lookups.find(self._request_id(request))
             if found is not None:
@@ -304,13 +328,13 @@ class HttpBackend:
         if attribution.take_model(reply.extra, outcome):
             return
         if outcome.prompt_tokens is not None:
-            known = request.ideal if self._live else prefilled
             outcome.lost = loss.split(
                 self.preset,
                 served,
                 prompt=outcome.prompt_tokens,
                 ideal=request.ideal,
-                prefilled=known,
+                prefilled=known[0],
+                warm=known[1],
                 evicted=partial(self._evicted, request, outcome),
             )
 

@@ -40,6 +40,7 @@ def split(
     prompt: int,
     ideal: int,
     prefilled: int,
+    warm: int | None = None,
     evicted: Callable[[], int | None] = lambda: None,
 ) -> dict[str, int] | None:
     """Ideal tokens that no tier served, by cause; null if it is unknown how many there are.
@@ -51,13 +52,15 @@ def split(
         ideal: longest prefix shared with any earlier request, outputs included.
         prefilled: longest prefix that an earlier prompt held; beyond it the ideal counts on the recorded
             output being what the server generated, and where it was not, those tokens `diverged`.
+        warm: longest prefix that a prompt held since the engine was last restarted; null: it never was.
         evicted: tokens that the engine's events say were evicted, null if it publishes none; asked only
             where tokens are left to explain.
     """
     if served.computed is None:
         return None
-    left = max(0, ideal - (prompt - served.computed))
-    lost = dict.fromkeys(("granularity", "diverged", "never_stored", "unknown"), 0)
+    cached = prompt - served.computed
+    left = max(0, ideal - cached)
+    lost = dict.fromkeys(("granularity", "diverged", "cold", "never_stored", "unknown"), 0)
     if not left:
         return lost
 
@@ -72,6 +75,8 @@ def split(
     # The last prompt token always runs, and only whole blocks are kept.
     reachable = max(0, min(ideal, prefilled, prompt - 1))
     give("granularity", min(ideal, prefilled) - reachable // preset.block_tokens * preset.block_tokens)
+    if warm is not None:
+        give("cold", min(ideal, prefilled) - max(warm, cached))
     if left:
         gone = evicted()
         if gone is not None:
