@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from replay.backends.http.wire import Exchange
+from replay.backends.http.exchange import Exchange
 from replay.backends.preset import Preset
 from replay.load.outcome import Outcome, Request
 

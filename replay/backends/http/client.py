@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -13,19 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from replay.backends.http import attribution, bodies, fields
+from replay.backends.http import attribution, fields
 from replay.backends.http.attribution import loss
 from replay.backends.http.attribution.lookups import Lookups
 from replay.backends.http.bodies import Endpoint
 from replay.backends.http.check import SelfCheck
-from replay.backends.http.errors import describe_error
-from replay.backends.http.history import History
+from replay.backends.http.compose import Composer, request_headers
+from replay.backends.http.errors import describe_error, fault
+from replay.backends.http.exchange import Exchange, WireError
 from replay.backends.http.kv_events import CacheEvent, KvEvents
 from replay.backends.http.limits import Limits
 from replay.backends.http.metrics import Sample, Scraper
-from replay.backends.http.replies import AnthropicReply, OpenAIReply, Reply
+from replay.backends.http.replies import Reply
 from replay.backends.http.server import Server
-from replay.backends.http.wire import Exchange, Pool, WireError
+from replay.backends.http.wire import Pool
 from replay.backends.preset import Preset
 from replay.errors import ReplayError
 from replay.load.content import Content
@@ -88,22 +88,19 @@ class HttpBackend:
         self.content = content
         self.model = model
         self.limits = limits or Limits()
-        self.endpoint: Endpoint = endpoint or fields.default_endpoint(preset)
         self.isolation = isolation
         self.check = SelfCheck(preset)
-        self._forced = endpoint is not None
+        self._endpoint = endpoint
         self._clock = clock
         self._live = outputs == "live"
         self._salt = salt or secrets.token_hex(8)
         self._stream = stream
         self._session_header = session_header
-        self._headers = _headers(preset, api_key_env, headers or {})
-        self._secret = os.environ.get(api_key_env, "") if api_key_env else ""
+        self._headers, self._secret = request_headers(preset, api_key_env, headers or {})
         self._scrape_s = scrape_s
         self._lookups = lookups
         self._events = KvEvents(kv_events, clock.now) if kv_events else None
         self._worker = worker
-        self._history = History()
         self._prefilled = loss.Prefilled()
         self._warm: loss.Prefilled | None = None
         self._about: dict[str, Any] = {}
@@ -129,7 +126,7 @@ class HttpBackend:
         return Content(seed, words(tokenizer or "cl100k_base"))
 
     def __repr__(self) -> str:
-        return f"HttpBackend({self.url!r}, {self.preset.name!r}, endpoint={self.endpoint!r}, limits={self.limits})"
+        return f"HttpBackend({self.url!r}, {self.preset.name!r}, model={self.model!r}, limits={self.limits})"
 
     async def __aenter__(self) -> HttpBackend:
         """Finds the server and its model, and isolates the run from earlier ones.
@@ -146,13 +143,20 @@ class HttpBackend:
         self.model = self._about["model"]
         if self.isolation == "reset":
             await server.reset(self.preset)
-        elif self.isolation == "salt" and not fields.can_salt(self.preset):
-            self.content.salt = self._salt
-        self._starts = {
-            name: bodies.head(self._pool.prefix + path, self._pool.authority, self._headers)
-            for name, path in bodies.PATHS.items()
-        }
-        self._common = {name: self._fields(name) for name in bodies.PATHS}
+        self._composer = Composer(
+            self.preset,
+            self.content,
+            self._pool,
+            self._headers,
+            url=self.url,
+            model=self._about["model"],
+            endpoint=self._endpoint,
+            session_header=self._session_header,
+            salt=self._salt,
+            isolate=self.isolation == "salt",
+            stream=self._stream,
+            live=self._live,
+        )
         if self._scrape_s is not None:
             self.scraper = Scraper(server, self._clock.now, self._scrape_s)
             await self.scraper.start()
@@ -167,18 +171,11 @@ class HttpBackend:
             self._lookups.close()
         self._pool.close()
 
-    def _fields(self, endpoint: Endpoint) -> dict[str, Any]:
-        assert self.model is not None
-        salt = self._salt if self.isolation == "salt" else None
-        return fields.common(
-            self.preset, endpoint, url=self.url, model=self.model, stream=self._stream, live=self._live, salt=salt
-        )
-
     def describe(self) -> dict[str, Any]:
         """What is stored with the run."""
         return {
             **self._about,
-            "endpoint": self.endpoint,
+            "endpoint": self._composer.endpoint,
             "outputs": "live" if self._live else "recorded",
             "content": self.content.alphabet.name,
             "cache_before": {
@@ -222,13 +219,13 @@ class HttpBackend:
 
     async def send(self, request: Request) -> Outcome:
         """Sends one request; a server's fault becomes an outcome with status ``error``."""
-        endpoint = self._endpoint(request)
+        endpoint = self._composer.endpoint_of(request)
         known = self._known(request)
         attempts = 0
         while True:
             attempts += 1
-            reply = self._reply(endpoint, request)
-            exchange = self._pool.exchange(partial(self._compose, endpoint, request), reply)
+            reply = self._composer.reply(endpoint, request)
+            exchange = self._pool.exchange(partial(self._composer.compose, endpoint, request), reply)
             failure = None
             try:
                 await self._pool.run(exchange)
@@ -248,41 +245,9 @@ class HttpBackend:
         self.check.answered(request, outcome)
         return outcome
 
-    def _endpoint(self, request: Request) -> Endpoint:
-        messages = request.turn.messages
-        if messages is None or self.endpoint != "completions" or self._forced:
-            return self.endpoint
-        return self._history.endpoint(request)
-
-    def _compose(self, endpoint: Endpoint, request: Request) -> bytes:
-        values = self._common[endpoint] | fields.per_request(
-            self.preset, endpoint, url=self.url, output=request.output, request_id=self._request_id(request)
-        )
-        if request.turn.messages is not None and endpoint != "completions":
-            messages, more = self._history.messages(request, system_apart=endpoint == "messages")
-            body = bodies.recorded(values | more, messages)
-        elif endpoint == "completions":
-            make = bodies.text_completions if self.content.alphabet.text else bodies.completions
-            body = make(values, self.content.prompt(request.tree, request.tip))
-        else:
-            join = bodies.chat if endpoint == "chat" else bodies.anthropic
-            body = join(values, self.content.messages(request.tree, request.tip))
-        own = {"X-Request-Id": self._request_id(request)}
-        if self._session_header:
-            own[self._session_header] = request.session
-        return bodies.finish(self._starts[endpoint], own, body)
-
-    def _request_id(self, request: Request) -> str:
-        # Unique on the server, not only within the run: engines refuse or mix up ids in use.
-        return f"{self._salt}-{request.id}"
-
-    def _reply(self, endpoint: Endpoint, request: Request) -> Reply:
-        keep_text = request.turn.messages is not None
-        return AnthropicReply(keep_text=keep_text) if endpoint == "messages" else OpenAIReply(keep_text=keep_text)
-
     def _outcome(self, reply: Reply, exchange: Exchange, failure: str | None) -> Outcome:
         counts = reply.counts
-        error = failure or _fault(reply, exchange)
+        error = failure or fault(reply, exchange.response.status)
         if error is not None:
             error = describe_error(error, reply, secret=self._secret, sent=exchange.make())
         outcome = Outcome(
@@ -319,7 +284,7 @@ class HttpBackend:
 
     async def _attribute(self, request: Request, reply: Reply, outcome: Outcome, known: tuple[int, int | None]) -> None:
         if self._lookups is not None and outcome.status == "ok":
-            found = await self._lookups.find(self._request_id(request))
+            found = await self._lookups.find(self._composer.request_id(request))
             if found is not None:
                 reply.extra["lookup"] = found
         served = attribution.tiers(self.preset, reply.counts, reply.extra)
@@ -351,41 +316,4 @@ class HttpBackend:
         if self._live and outcome.output_ids:
             self.content.set_output(("output", request.id), outcome.output_ids)
         if reply.text is not None:
-            self._history.answered(request, "".join(reply.text))
-
-
-def _fault(reply: Reply, exchange: Exchange) -> str | None:
-    """What is wrong with a reply that came to its end; null if nothing is."""
-    status = exchange.response.status
-    if status != 200:
-        return f"HTTP {status}"
-    if reply.error is not None:
-        return "error within the reply"
-    if reply.malformed:
-        return f"{reply.malformed} part(s) of the reply were cut short or are not what the interface promises"
-    if not reply.has_output and not reply.counts.output:
-        return "the reply holds no output"
-    return None
-
-
-def _headers(preset: Preset, api_key_env: str | None, more: Mapping[str, str]) -> dict[str, str]:
-    headers = {"Content-Type": "application/json", "User-Agent": "replay"}
-    if preset.engine == "anthropic":
-        headers["anthropic-version"] = "2023-06-01"
-    for name, value in more.items():
-        if not value.isprintable() or not name.isprintable() or ":" in name or not name:
-            raise ReplayError(f"header {name!r}: name and value must be printable, on one line")
-        headers[name] = value
-    if api_key_env is not None:
-        key = os.environ.get(api_key_env, "")
-        if not key:
-            raise ReplayError(f"the environment variable {api_key_env} is empty; put the API key there")
-        if not key.isascii() or not key.isprintable():
-            raise ReplayError(
-                f"the environment variable {api_key_env} holds no usable API key (line break or non-ASCII)"
-            )
-        if preset.engine == "anthropic":
-            headers["x-api-key"] = key
-        else:
-            headers["Authorization"] = f"Bearer {key}"
-    return headers
+            self._composer.history.answered(request, "".join(reply.text))

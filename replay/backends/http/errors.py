@@ -12,6 +12,19 @@ _LIMIT = 240
 _WINDOW = 16
 
 
+def fault(reply: Reply, status: int) -> str | None:
+    """What is wrong with a reply that came to its end, in a few words; null if nothing is."""
+    if status != 200:
+        return f"HTTP {status}"
+    if reply.error is not None:
+        return "error within the reply"
+    if reply.malformed:
+        return f"{reply.malformed} part(s) of the reply were cut short or are not what the interface promises"
+    if not reply.has_output and not reply.counts.output:
+        return "the reply holds no output"
+    return None
+
+
 def describe_error(what: str, reply: Reply, *, secret: str, sent: bytes) -> str:
     """`what`, and the server's own message where it has one.
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from replay.backends.http.exchange import WireError
 from replay.backends.http.server import Server
-from replay.backends.http.wire import WireError
 
 # Name, optional labels (label values may hold escaped quotes and braces), value; a timestamp may follow.
 _LINE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)')

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from replay.backends.http.wire import Pool, WireError
+from replay.backends.http.exchange import WireError
+from replay.backends.http.wire import Pool
 from replay.backends.preset import Preset
 from replay.errors import ReplayError
 
