@@ -1,10 +1,10 @@
-"""Runs inside vLLM as its connector to LMCache, and writes what vLLM and LMCache had of each request's prompt.
+"""Runs inside vLLM as its connector to LMCache in the same process, and writes what both had of each prompt.
 
-Loaded by ``kv_connector_module_path``, the connectors are LMCache's own with notes in the form of
-`replay.backends.lmcache_recorder`: the tokens that vLLM had itself, and, with LMCache in vLLM's process, the hits by
-backend. It imports nothing of `replay`, so it runs in the engine's environment; $REPLAY_LMCACHE_EVENTS names the
-file. No tokens, keys or prompts are written. Hooks: vLLM 0.26 to 0.33, `KVConnectorBase_V1` (v1/base.py); lmcache
-0.5.3 to 0.5.6, `LMCacheEngine.lookup` and its `lookup_pins` (v1/cache_engine.py).
+Loaded by ``kv_connector_module_path``, it is LMCache's own connector with notes in the form of
+`replay.backends.lmcache_recorder`: the tokens that vLLM had itself, and LMCache's hits by backend. It imports nothing
+of `replay`, so it runs in the engine's environment; $REPLAY_LMCACHE_EVENTS names the file. No tokens, keys or prompts
+are written. Hooks: vLLM 0.26 to 0.33, `KVConnectorBase_V1` (v1/base.py); lmcache 0.5.3 to 0.5.6,
+`LMCacheEngine.lookup` and its `lookup_pins` (v1/cache_engine.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.v1.cache_engine import LMCacheEngine
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
@@ -49,7 +48,7 @@ def noting_lookup(lookup: Callable[..., int]) -> Callable[..., int]:
     return noted
 
 
-class _Noting:
+class Noting:
     """Notes what vLLM had itself when a request was scheduled."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None):
@@ -69,12 +68,8 @@ class _Noting:
         super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
 
 
-class InProcess(_Noting, LMCacheConnectorV1):  # type: ignore[misc]
+class InProcess(Noting, LMCacheConnectorV1):  # type: ignore[misc]
     """LMCache in vLLM's process."""
-
-
-class ServerClient(_Noting, LMCacheMPConnector):  # type: ignore[misc]
-    """The client of LMCache's server, whose own lookups `lmcache_recorder` notes."""
 
 
 LMCacheEngine.lookup = noting_lookup(LMCacheEngine.lookup)

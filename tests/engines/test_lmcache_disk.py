@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
+
+from replay import runs
+from replay.backends.connect import Where
+from replay.load.schedule import Settings
+from replay.results.store import Store
+from replay.trace import read
+
+ROOT = Path(__file__).parents[2]
 
 PRESET = ("lmcache-disk", "connector=lmcache-mp", "tiers.cpu.gib=0.0625", "tiers.disk.gib=0.5")
 CHUNK = 256
@@ -81,3 +91,23 @@ def test_rows_agree_with_the_counters_of_both_servers(bench, asked, counters):
     assert moved["vllm:prefix_cache_hits_total"] == sum(columns(rows, "gpu_tokens"))
     lower = sum(columns(rows, "cpu_tokens")) + sum(columns(rows, "disk_tokens"))
     assert moved["vllm:external_prefix_cache_hits_total"] == lower
+
+
+def test_a_coding_agents_trace_goes_through_the_whole_program(bench, tmp_path):
+    settings = Settings(outputs="live", sessions=2, scale_tokens=0.015, skip_idle=True, speed=1000, too_long="drop")
+    where = Where(bench.preset, "launch", "tiny", dummy_weights=True, max_model_len=3900, engine=bench.launched)
+    with Store.create_or_open(str(tmp_path / "results.duckdb")) as store:
+        run = runs.execute(read(str(ROOT / "traces/claude_code.jsonl")), where, settings, store)
+        with store.reader() as con:
+            statement = (
+                "SELECT count(*), count(*) FILTER (status = 'ok'), "
+                "sum(prompt_tokens - gpu_tokens - cpu_tokens - disk_tokens - computed_tokens), "
+                "sum(gpu_tokens + cpu_tokens + disk_tokens) / sum(ideal_tokens) FROM requests WHERE run_id = ?"
+            )
+            turns, answered, unexplained, reused = con.execute(statement, [run]).fetchone()
+            simulated, settings = con.execute("SELECT simulated, settings FROM runs WHERE id = ?", [run]).fetchone()
+    assert turns == answered > 10
+    assert unexplained == 0
+    assert 0.5 < reused <= 1
+    assert not simulated
+    assert json.loads(settings)["versions"]["lmcache"] == bench.launched.probe.versions["lmcache"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ if mode == "dies":
     print("(EngineCore pid=7) ERROR 11-29 12:00:01 [core.py:2] ValueError: the KV cache is too small")
     print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
     sys.exit(3)
+if mode == "degraded":
+    print("RuntimeError: No supported cpu connector found.")
+    print(". System will operate in degraded mode (recompute).", flush=True)
 if mode == "child":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # child of the fake"])
 if mode == "stubborn":
@@ -79,3 +83,17 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.delenv("REPLAY_ENGINE_PYTHON", raising=False)
     return site
+
+
+@pytest.fixture
+def fake_gpu(fake_vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in as a CUDA build, on a machine that shows one GPU."""
+    (fake_vllm / "vllm-0.32.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n"
+    )
+    smi = fake_vllm / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
+    return fake_vllm

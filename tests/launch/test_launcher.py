@@ -92,6 +92,22 @@ def test_an_engine_that_refuses_its_first_request_is_an_error(fake_vllm, tmp_pat
         start(tmp_path, pids, mode="refuses")
 
 
+def test_an_engine_that_runs_without_its_lmcache_is_an_error(fake_gpu, tmp_path):
+    with pytest.raises(ReplayError, match=r"run without it: RuntimeError: No supported cpu connector found\."):
+        start(tmp_path, pids, "connector=lmcache", "tiers.cpu.gib=1", mode="degraded")
+
+
+def test_in_process_lmcache_is_told_where_to_note_what_it_served(fake_gpu, tmp_path):
+    async def look(launched):
+        return launched.describe(), launched.events, launched.engine_logs
+
+    described, events, logs = start(tmp_path, look, "connector=lmcache", "tiers.cpu.gib=1")
+    assert described["device"] == "cuda"
+    assert described["gpus"] == ["NVIDIA H200"]
+    assert events.name == "lmcache-events.jsonl"
+    assert logs == [tmp_path / "logs/vllm-0.log"]
+
+
 def test_what_the_engine_started_is_stopped_with_it(fake_vllm, tmp_path):
     found = start(tmp_path, pids, mode="child")
     assert len(found) == 2

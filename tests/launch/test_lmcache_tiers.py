@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-FILE = Path(__file__).parents[2] / "replay/backends/lmcache_tiers.py"
+BACKENDS = Path(__file__).parents[2] / "replay/backends"
 
 
 class Connector:
@@ -38,6 +38,13 @@ class Engine:
         return 256 * sum(map(len, self.pins.values()))
 
 
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, BACKENDS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
 def tiers(monkeypatch, tmp_path):
     """The module, and a function that reads its notes."""
@@ -57,9 +64,9 @@ def tiers(monkeypatch, tmp_path):
             setattr(sys.modules[name], key, value)
     events = tmp_path / "events.jsonl"
     monkeypatch.setenv("REPLAY_LMCACHE_EVENTS", str(events))
-    spec = importlib.util.spec_from_file_location("lmcache_tiers", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load("lmcache_tiers")
+    monkeypatch.setitem(sys.modules, "lmcache_tiers", module)
+    module.ServerClient = load("lmcache_client").ServerClient
     module.notes = lambda: [
         {key: value for key, value in json.loads(line).items() if key not in ("time", "event")}
         for line in (events.read_text().splitlines() if events.exists() else [])

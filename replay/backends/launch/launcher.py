@@ -22,6 +22,7 @@ from replay.backends.launch.process import Process, remove, stop, temporary_fold
 from replay.backends.preset import Preset
 from replay.errors import ReplayError
 
+_DEGRADED = "System will operate in degraded mode"  # lmcache's v1/manager.py
 _ENGINES = {"vllm": vllm.serve, "sglang": sglang.serve}
 _POLL_S = 0.25
 _REQUEST = aiohttp.ClientTimeout(total=30)
@@ -131,6 +132,7 @@ class Launched:
         for command in self._engine_commands:
             self._engines.append((command, self._spawn(command)))
         await self._healthy(self._engines)
+        self._check_lmcache()
         self.capacity = {"gpu": await self._gpu_tokens()}
         await self._warm_up()
 
@@ -241,6 +243,15 @@ class Launched:
             if previous == signal.SIG_DFL:
                 self._previous_sigterm = previous
                 signal.signal(signal.SIGTERM, _exit_on_sigterm)
+
+    def _check_lmcache(self) -> None:
+        """LMCache that fails to start inside vLLM lets it run without a cache, and says so in the log alone."""
+        for command, process in self._engines:
+            if self.preset.connector == "lmcache" and _DEGRADED in process.log.read_text(errors="replace"):
+                raise ReplayError(
+                    f"LMCache did not start in {command.name}, which would run without it: {process.last_error()} "
+                    f"(log: {process.log})"
+                )
 
     async def _warm_up(self) -> None:
         """A short request to each instance: the first one pays for lazy set-up, which is nobody's TTFT."""

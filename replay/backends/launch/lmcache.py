@@ -17,7 +17,8 @@ from replay.backends.preset import Preset
 from replay.errors import ReplayError
 
 _CHUNK = 256
-_TIERS = Path(__file__).parents[1] / "lmcache_tiers.py"
+_IN_PROCESS = Path(__file__).parents[1] / "lmcache_tiers.py"
+_CLIENT = Path(__file__).parents[1] / "lmcache_client.py"
 _GB = 2**30  # LMCache's "GB" of a buffer is 2**30 bytes
 
 
@@ -44,12 +45,14 @@ def in_process(preset: Preset, services: Services) -> tuple[dict[str, Any], list
         env["LMCACHE_MAX_LOCAL_DISK_SIZE"] = f"{disk.gib:g}"
     if services.remote:
         env["LMCACHE_REMOTE_URL"] = services.remote
-    return {"kv_connector": "InProcess", "kv_connector_module_path": _TIERS.stem}, [], {**env, **_noting(services)}
+    config = {"kv_connector": "InProcess", "kv_connector_module_path": _IN_PROCESS.stem}
+    return config, [], {**env, **_noting(services)}
 
 
-def _module(file: Path, services: Services) -> dict[str, str]:
-    """Lets a server import a file of ours: a copy in a folder of its own, since beside it stands all of replay."""
-    shutil.copy(file, services.scratch)
+def _modules(files: tuple[Path, ...], services: Services) -> dict[str, str]:
+    """Lets a server import files of ours: copies in a folder of their own, since beside them stands all of replay."""
+    for file in files:
+        shutil.copy(file, services.scratch)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(services.scratch), os.environ.get("PYTHONPATH")]))}
 
 
@@ -57,7 +60,7 @@ def client(services: Services) -> tuple[dict[str, Any], list[str], dict[str, str
     """vLLM's KV transfer configuration, further arguments and environment for an LMCache server."""
     config = {
         "kv_connector": "ServerClient",
-        "kv_connector_module_path": _TIERS.stem,
+        "kv_connector_module_path": _CLIENT.stem,
         "kv_connector_extra_config": {
             "lmcache.mp.host": f"tcp://{LOOPBACK}",
             "lmcache.mp.port": services.lmcache_port,
@@ -67,8 +70,8 @@ def client(services: Services) -> tuple[dict[str, Any], list[str], dict[str, str
 
 
 def _noting(services: Services) -> dict[str, str]:
-    """Environment in which LMCache's connector is `replay.backends.lmcache_tiers`."""
-    return {"REPLAY_LMCACHE_EVENTS": str(services.events), **_module(_TIERS, services)}
+    """Environment in which vLLM finds our connectors and they find their file."""
+    return {"REPLAY_LMCACHE_EVENTS": str(services.events), **_modules((_IN_PROCESS, _CLIENT), services)}
 
 
 def server(preset: Preset, probe: Probe, services: Services, recorder: Path | None) -> Command:
@@ -108,7 +111,7 @@ def server(preset: Preset, probe: Probe, services: Services, recorder: Path | No
     if recorder is not None and probe.knows("--server-module"):
         module = {"module_path": recorder.stem, "config": {"path": str(services.events)}}
         argv += ["--server-module", compact(module)]
-        env |= _module(recorder, services)
+        env |= _modules((recorder,), services)
     return Command("lmcache", argv, env, f"http://{LOOPBACK}:{services.lmcache_http}/healthcheck")
 
 
