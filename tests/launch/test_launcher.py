@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -23,6 +24,18 @@ from replay.errors import ReplayError
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="engines run on Linux")
 
+QWEN3_8B = {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+
 Ready = Callable[[Launched], Coroutine[Any, Any, Any]]
 
 
@@ -33,12 +46,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-def start(tmp_path: Path, then: Ready, *sets: str, mode: str = "", **options: Any) -> Any:
+def start(tmp_path: Path, then: Ready, *sets: str, mode: str = "", model: str = "tiny-model", **options: Any) -> Any:
     """Launches preset vllm on the stand-in and awaits `then` while it runs."""
     preset = load("vllm", ["tiers.gpu.tokens=1600", f"launch.env={{FAKE_MODE: {mode!r}}}", *sets])
 
     async def main() -> Any:
-        launched = Launched(preset, Options("tiny-model"), log_dir=tmp_path / "logs", **options)
+        launched = Launched(preset, Options(model), log_dir=tmp_path / "logs", **options)
         async with launched:
             return await then(launched)
 
@@ -103,9 +116,21 @@ def test_in_process_lmcache_is_told_where_to_note_what_it_served(fake_gpu, tmp_p
 
     described, events, logs = start(tmp_path, look, "connector=lmcache", "tiers.cpu.gib=1")
     assert described["device"] == "cuda"
-    assert described["gpus"] == ["NVIDIA H200"]
+    assert described["gpu"] == "NVIDIA H200"
+    assert described["capacity_tokens"]["cpu"] is None  # of a model that only the engine knows
     assert events.name == "lmcache-events.jsonl"
     assert logs == [tmp_path / "logs/vllm-0.log"]
+
+
+def test_sizes_of_lower_tiers_are_told_in_tokens_of_the_model(fake_gpu, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+
+    async def look(launched):
+        return launched.describe()
+
+    described = start(tmp_path, look, "connector=lmcache", "tiers.cpu.gib=1", model=str(tmp_path))
+    assert described["kv_bytes_per_token"] == 147_456
+    assert described["capacity_tokens"]["cpu"] == 2**30 // 147_456
 
 
 def test_what_the_engine_started_is_stopped_with_it(fake_vllm, tmp_path):

@@ -20,6 +20,7 @@ from replay.backends.launch.command import LOOPBACK, Command, Options, environme
 from replay.backends.launch.probe import Probe, probe
 from replay.backends.launch.process import Process, remove, stop, temporary_folder
 from replay.backends.preset import Preset
+from replay.engine import profiles
 from replay.errors import ReplayError
 
 _DEGRADED = "System will operate in degraded mode"  # lmcache's v1/manager.py
@@ -214,15 +215,28 @@ class Launched:
         return {
             "versions": self.probe.versions,
             "device": self.probe.device,
-            "gpus": [gpu.name for gpu in self.probe.gpus] if self.probe.device == "cuda" else [],
+            "gpu": self.probe.gpus[0].name if self.probe.device == "cuda" else "CPU",
             "instances": len(self.urls),
-            "model": self.options.model,
+            "model": Path(self.options.model).name,
+            "kv_bytes_per_token": self._kv_bytes(),
             "dummy_weights": self.options.dummy_weights,
             "commands": {c.name: c.shown() for c, _ in [*self._services, *self._engines]},
             "environment": sorted(self.preset.launch.env),
-            "capacity_tokens": self.capacity,
+            "capacity_tokens": self.capacity | self._lower_tokens(),
             "disk_filesystem": beside.filesystem(Path(disk.path)) if disk and disk.path else None,
             "cache_before": self._cache_state,
+        }
+
+    def _kv_bytes(self) -> int | None:
+        if not (Path(self.options.model) / "config.json").exists():
+            return None  # a name that the engine looks up: what it loads is not ours to guess
+        return profiles.model(self.options.model).kv_bytes_per_token(self.preset.kv_dtype)
+
+    def _lower_tokens(self) -> dict[str, int | None]:
+        """Tokens that the sizes of the lower tiers hold."""
+        kv_bytes = self._kv_bytes()
+        return {
+            name: int(tier.gib * beside.GIB) // kv_bytes if kv_bytes else None for name, tier in self.preset.lower()
         }
 
     def _look_at_disk(self) -> None:
