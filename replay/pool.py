@@ -8,7 +8,9 @@ import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -152,6 +154,7 @@ def _on_ray(trace: Trace, todo: Sequence[Task], address: str) -> Iterator[tuple[
         import ray
     except ImportError:
         raise ReplayError("--ray needs Ray: pip install 'kvcache-replay[ray]'") from None
+    _check_reachable(address)
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, **options)
@@ -166,3 +169,14 @@ def _on_ray(trace: Trace, todo: Sequence[Task], address: str) -> Iterator[tuple[
             yield waiting.pop(done), ray.get(done)
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    match = re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address)
+    if match is None:
+        return
+    try:
+        socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise ReplayError(f"--ray {address}: nothing answers there: {error}; `ray start --head` prints it") from None

@@ -143,6 +143,11 @@ def test_ray_gives_the_same_rows(trace: Trace, tmp_path: Path) -> None:
     assert rows(tmp_path / "ray.duckdb") == rows(tmp_path / "alone.duckdb")
 
 
+def test_a_cluster_that_is_not_there_is_said_at_once(trace: Trace, tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match=r"--ray .*(nothing answers there|needs Ray)"):
+        run_all(trace, points(["vllm"], [], [2], simulated), tmp_path / "r.duckdb", ray="127.0.0.1:1")
+
+
 def test_stored_runs_are_whole(trace: Trace, tmp_path: Path) -> None:
     todo = points(["vllm"], [], [2], simulated)
     path = tmp_path / "r.duckdb"
