@@ -76,7 +76,8 @@ class Mock:
     peak: int = 0
     connections: int = 0
     models: bytes = document("200 OK", {"data": [{"id": "m", "max_model_len": 4096}]})
-    metrics: bytes = b""
+    metrics: Callable[[int], bytes] = lambda count: b""
+    """What ``/metrics`` says after so many requests."""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -97,7 +98,11 @@ class Mock:
             writer.write(self.models)
             return True
         if " /v1/" not in first:
-            writer.write(document("200 OK", self.metrics) if "/metrics" in first else document("404 Not Found", {}))
+            writer.write(
+                document("200 OK", self.metrics(len(self.requests)))
+                if "/metrics" in first
+                else document("404 Not Found", {})
+            )
             return True
         self.requests.append((first, headers, body))
         script = self.scripts[min(len(self.requests), len(self.scripts)) - 1]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.backends.http.attribution import lookups, loss, read_usage, tiers
+from replay.backends.http.attribution import counters, lookups, loss, read_usage, tiers
 from replay.backends.http.attribution.served import Served
+from replay.backends.http.metrics import Sample
 from replay.backends.preset import LowerTier, Preset, Tiers
 from replay.load.clock import run
 from replay.trace import ROOT, PrefixTree
@@ -338,3 +339,41 @@ def test_a_recorded_output_is_prefilled_only_once_a_prompt_has_held_it() -> None
     assert known.longest(tree, second) == 150
     fork = tree.extend(tree.cut(second, 110), "c", 5)
     assert known.longest(tree, fork) == 110
+
+
+def scrapes(**sources: tuple[float, float]) -> list[Sample]:
+    name = "vllm:prompt_tokens_cached_by_source_total"
+    rows = [(at, source, value[at]) for at in (0, 1) for source, value in sources.items()]
+    return [Sample(float(at), name, f'{{engine="0",source="{source}"}}', float(value)) for at, source, value in rows]
+
+
+TIERED = Preset(name="t", connector="offload", tiers=Tiers(cpu=CPU, disk=CPU))
+
+
+@pytest.mark.parametrize(
+    ("preset", "cached", "samples", "expected"),
+    [
+        (TIERED, 90, scrapes(device=(5, 55), host=(0, 30), disk=(7, 17)), Served(50, 30, 10, computed=10)),
+        (OFFLOAD, 90, scrapes(device=(5, 55), host=(0, 0), external_unspecified=(1, 41)), Served(50, 40, computed=10)),
+        (TIERED, 90, scrapes(device=(5, 55), external_unspecified=(1, 41)), Served(50, external=40, computed=10)),
+        (OFFLOAD, 90, scrapes(device=(5, 55), host=(0, 30)), None),  # something else ran too
+        (OFFLOAD, 90, [], None),
+        (
+            OFFLOAD,
+            90,
+            [
+                Sample(float(at), name, None, value)
+                for at, values in enumerate(((5.0, 1.0), (55.0, 41.0)))
+                for name, value in zip(
+                    ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"), values, strict=True
+                )
+            ],
+            Served(50, 40, computed=10),  # vLLM 0.31 and older
+        ),
+    ],
+)
+def test_counters_around_a_request_that_ran_alone_tell_its_tiers(
+    preset: Preset, cached: int, samples: list[Sample], expected: Served | None
+) -> None:
+    found = counters.tiers(preset, read_usage(openai(100, cached)), samples)
+    assert found == (expected._replace(source="counters") if expected else None)

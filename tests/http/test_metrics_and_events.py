@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from replay.backends.http import HttpBackend
 from replay.backends.http.kv_events import CacheEvent, KvEvents, Residency, decode, to_row
 from replay.backends.http.metrics import Sample, difference, parse
+from replay.backends.preset import LowerTier, Preset, Tiers
 from replay.load.clock import run
 
 TEXT = """# HELP vllm:prefix_cache_hits Prefix cache hits
@@ -57,10 +59,10 @@ def test_counters_are_differences_and_absent_is_null() -> None:
 
 def test_a_run_is_scraped_at_start_and_end(wire: Any, mock: Any) -> None:
     server = mock([wire.stream(wire.token(), wire.usage())])
-    server.metrics = b"requests_total 1\n"
+    server.metrics = lambda count: b"requests_total 1\n"
 
     async def use(backend: HttpBackend) -> HttpBackend:
-        server.metrics = b"requests_total 3\nlate_total 2\n"
+        server.metrics = lambda count: b"requests_total 3\nlate_total 2\n"
         return backend
 
     backend = run(wire.with_backend(server, use, scrape_s=60.0), virtual=False)
@@ -73,6 +75,26 @@ def test_a_server_without_metrics_gives_no_rows(wire: Any, mock: Any) -> None:
         return backend
 
     assert run(wire.with_backend(mock([]), use, scrape_s=0.01), virtual=False).scrapes() == []
+
+
+@pytest.mark.parametrize(("at_once", "expected"), [(1, (8, 24, "counters")), (2, (None, None, "usage"))])
+def test_a_connector_that_reports_nothing_is_told_apart_by_counters_while_requests_run_alone(
+    wire: Any, mock: Any, at_once: int, expected: tuple[Any, ...]
+) -> None:
+    server = mock([0.05, wire.stream(wire.token(), wire.usage(cached=32))])
+    # Each request counts 8 tokens of the device and 24 of the host.
+    name = b"vllm:prompt_tokens_cached_by_source_total"
+    lines = [(b"device", 8), (b"host", 24)]
+    server.metrics = lambda count: b"".join(b'%s{source="%s"} %d\n' % (name, s, n * count) for s, n in lines)
+
+    async def use(backend: HttpBackend) -> list[Any]:
+        requests = [wire.make_request(number=i, session=f"s{i}") for i in range(at_once)]
+        return await asyncio.gather(*map(backend.send, requests))
+
+    preset = Preset(name="offload", connector="offload", tiers=Tiers(cpu=LowerTier(gib=1)))
+    outcomes = run(wire.with_backend(server, use, preset=preset), virtual=False)
+    assert {(o.gpu, o.cpu, o.tier_source) for o in outcomes} == {expected}
+    assert {o.computed for o in outcomes} == {32}
 
 
 STORED = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from replay.backends.http import attribution, fields
-from replay.backends.http.attribution import loss
+from replay.backends.http.attribution import counters, loss
 from replay.backends.http.attribution.lookups import Lookups
 from replay.backends.http.bodies import Endpoint
 from replay.backends.http.check import SelfCheck
@@ -30,6 +30,8 @@ from replay.backends.preset import Preset
 from replay.errors import ReplayError
 from replay.load.content import Content
 from replay.load.outcome import Clock, Outcome, Request
+
+Scrapes = Callable[[], Awaitable[list[Sample]]]
 
 
 class HttpBackend:
@@ -103,6 +105,7 @@ class HttpBackend:
         self._worker = worker
         self._prefilled = loss.Prefilled()
         self._warm: loss.Prefilled | None = None
+        self._watch: counters.Watch | None = None
         self._about: dict[str, Any] = {}
         self.scraper: Scraper | None = None
 
@@ -157,6 +160,8 @@ class HttpBackend:
             stream=self._stream,
             live=self._live,
         )
+        if counters.wanted(self.preset):
+            self._watch = counters.Watch(Scraper(server, self._clock.now, 0.0).read)
         if self._scrape_s is not None:
             self.scraper = Scraper(server, self._clock.now, self._scrape_s)
             await self.scraper.start()
@@ -219,6 +224,12 @@ class HttpBackend:
 
     async def send(self, request: Request) -> Outcome:
         """Sends one request; a server's fault becomes an outcome with status ``error``."""
+        if self._watch is None:
+            return await self._send(request)
+        async with self._watch.request() as scrapes:
+            return await self._send(request, scrapes)
+
+    async def _send(self, request: Request, scrapes: Scrapes | None = None) -> Outcome:
         endpoint = self._composer.endpoint_of(request)
         known = self._known(request)
         attempts = 0
@@ -239,7 +250,7 @@ class HttpBackend:
         outcome = self._outcome(reply, exchange, failure)
         outcome.attempts = attempts
         outcome.worker = self._worker
-        await self._attribute(request, reply, outcome, known)
+        await self._attribute(request, reply, outcome, known, scrapes)
         if outcome.status == "ok":
             self._remember(request, reply, outcome)
         self.check.answered(request, outcome)
@@ -282,12 +293,21 @@ class HttpBackend:
         self._warm.add(request.tree, end)
         return known, warm
 
-    async def _attribute(self, request: Request, reply: Reply, outcome: Outcome, known: tuple[int, int | None]) -> None:
+    async def _attribute(
+        self,
+        request: Request,
+        reply: Reply,
+        outcome: Outcome,
+        known: tuple[int, int | None],
+        scrapes: Scrapes | None,
+    ) -> None:
         if self._lookups is not None and outcome.status == "ok":
             found = await self._lookups.find(self._composer.request_id(request))
             if found is not None:
                 reply.extra["lookup"] = found
         served = attribution.tiers(self.preset, reply.counts, reply.extra)
+        if scrapes is not None and served.gpu is None and outcome.status == "ok":
+            served = counters.tiers(self.preset, reply.counts, await scrapes()) or served
         outcome.gpu, outcome.cpu, outcome.disk, outcome.remote = served[:4]
         outcome.external, outcome.computed, outcome.tier_source = served[4:]
         if attribution.take_model(reply.extra, outcome):

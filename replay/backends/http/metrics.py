@@ -94,14 +94,17 @@ class Scraper:
 
     async def scrape(self) -> None:
         """Adds the samples of now."""
+        self.samples += await self.read()
+
+    async def read(self) -> list[Sample]:
+        """The samples of now; none if the server does not answer."""
         at = self._now()
         try:
             status, body = await self._server.ask("GET", "/metrics")
         except WireError:
             self.failures += 1
-            return
-        if status == 200:
-            self.samples += parse(body.decode(errors="replace"), at)
+            return []
+        return parse(body.decode(errors="replace"), at) if status == 200 else []
 
     async def _repeat(self) -> None:
         while True:
