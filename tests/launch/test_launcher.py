@@ -110,6 +110,15 @@ def test_an_engine_that_runs_without_its_lmcache_is_an_error(fake_gpu, tmp_path)
         start(tmp_path, pids, "connector=lmcache", "tiers.cpu.gib=1", mode="degraded")
 
 
+def test_what_an_earlier_engine_logged_is_not_held_against_the_next(fake_gpu, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/vllm-0.log").write_text("System will operate in degraded mode\nValueError: of last week\n")
+    start(tmp_path, pids, "connector=lmcache", "tiers.cpu.gib=1")
+    with pytest.raises(ReplayError, match="the KV cache is too small"):
+        start(tmp_path, pids, mode="dies")
+    assert "of last week" in (tmp_path / "logs/vllm-0.log").read_text()
+
+
 def test_in_process_lmcache_is_told_where_to_note_what_it_served(fake_gpu, tmp_path):
     async def look(launched):
         return launched.describe(), launched.events, launched.engine_logs

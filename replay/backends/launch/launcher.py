@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
+from replay.backends.launch import control, sglang, vllm
 from replay.backends.launch import services as beside
-from replay.backends.launch import sglang, vllm
 from replay.backends.launch.command import LOOPBACK, Command, Options, environment, free_port
 from replay.backends.launch.probe import Probe, probe
 from replay.backends.launch.process import Process, remove, stop, temporary_folder
@@ -25,8 +23,6 @@ from replay.errors import ReplayError
 
 _DEGRADED = "System will operate in degraded mode"  # lmcache's v1/manager.py
 _ENGINES = {"vllm": vllm.serve, "sglang": sglang.serve}
-_POLL_S = 0.25
-_REQUEST = aiohttp.ClientTimeout(total=30)
 
 
 class Launched:
@@ -134,8 +130,8 @@ class Launched:
             self._engines.append((command, self._spawn(command)))
         await self._healthy(self._engines)
         self._check_lmcache()
-        self.capacity = {"gpu": await self._gpu_tokens()}
-        await self._warm_up()
+        self.capacity = {"gpu": await control.gpu_tokens(self.urls)}
+        await control.warm_up(self.urls, self.preset.engine, self.options.served_name)
 
     def _spawn(self, command: Command) -> Process:
         assert self._scratch is not None
@@ -147,7 +143,7 @@ class Launched:
     async def _healthy(self, started: list[tuple[Command, Process]]) -> None:
         begin = time.monotonic()
         waiting = list(started)
-        async with aiohttp.ClientSession(timeout=_REQUEST) as http:
+        async with aiohttp.ClientSession(timeout=control.REQUEST) as http:
             while waiting:
                 for command, process in list(waiting):
                     if process.exit_code is not None:
@@ -156,7 +152,7 @@ class Launched:
                             f"{process.last_error()} (log: {process.log})"
                         )
                     process.note_shared_memory()
-                    if await _ready(http, command.ready):
+                    if await control.ready(http, command.ready):
                         waiting.remove((command, process))
                     elif time.monotonic() - begin > self._timeout_s:
                         raise ReplayError(
@@ -167,7 +163,7 @@ class Launched:
                     command, process = waiting[0]
                     elapsed = time.monotonic() - begin
                     self._progress(f"starting {command.name}: {elapsed:.0f} s, {process.last_line()[:80]}")
-                    await asyncio.sleep(_POLL_S)
+                    await asyncio.sleep(control.POLL_S)
 
     async def restart(self) -> None:
         """Ends the engine and starts it again with the same settings and port.
@@ -186,12 +182,12 @@ class Launched:
         """
         done = self.preset.connector in ("none", "hicache", "lmcache-mp") and self.preset.tiers.disk is None
         path = "flush_cache" if self.preset.engine == "sglang" else "reset_prefix_cache"
-        async with aiohttp.ClientSession(timeout=_REQUEST) as http:
+        async with aiohttp.ClientSession(timeout=control.REQUEST) as http:
             for url in self.urls:
-                done &= await _post_until(http, f"{url}/{path}", {})
+                done &= await control.post_until(http, f"{url}/{path}", {})
             if self.lmcache_url:
                 body = {"tier": "l1", "force": False}
-                done &= await _post_until(http, f"{self.lmcache_url}/cache/clear", body)
+                done &= await control.post_until(http, f"{self.lmcache_url}/cache/clear", body)
         lower = "" if done else "; lower tiers hold earlier runs"
         self._cache_state = f"reset{lower}"
         return done
@@ -261,76 +257,11 @@ class Launched:
     def _check_lmcache(self) -> None:
         """LMCache that fails to start inside vLLM lets it run without a cache, and says so in the log alone."""
         for command, process in self._engines:
-            if self.preset.connector == "lmcache" and _DEGRADED in process.log.read_text(errors="replace"):
+            if self.preset.connector == "lmcache" and _DEGRADED in process.text():
                 raise ReplayError(
                     f"LMCache did not start in {command.name}, which would run without it: {process.last_error()} "
                     f"(log: {process.log})"
                 )
-
-    async def _warm_up(self) -> None:
-        """A short request to each instance: the first one pays for lazy set-up, which is nobody's TTFT."""
-        body = {
-            "model": self.options.served_name,
-            "prompt": list(range(3, 35)),
-            "max_tokens": 2,
-            "temperature": 0,
-        }
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
-            for url in self.urls:
-                async with http.post(f"{url}/v1/completions", json=body) as reply:
-                    if reply.status != 200:
-                        text = " ".join((await reply.text()).split())[:300]
-                        raise ReplayError(f"the engine answered its first request with {reply.status}: {text}")
-                if self.preset.engine == "vllm":
-                    await _post_until(http, f"{url}/reset_prefix_cache", {})
-
-    async def _gpu_tokens(self) -> int | None:
-        total = 0
-        async with aiohttp.ClientSession(timeout=_REQUEST) as http:
-            for url in self.urls:
-                async with http.get(f"{url}/metrics") as reply:
-                    tokens = _capacity(await reply.text())
-                if tokens is None:
-                    return None
-                total += tokens
-        return total
-
-
-def _capacity(metrics: str) -> int | None:
-    """Tokens of the GPU tier, from an engine's /metrics page; vLLM counts in a block that it keeps for padding."""
-    info = re.search(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
-    if info:
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', info[1]))
-        blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-        return int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else None
-    total = re.search(r"^sglang:max_total_num_tokens(?:\{[^}]*\})? ([\d.e+]+)", metrics, re.MULTILINE)
-    return int(float(total[1])) if total else None
-
-
-async def _ready(http: aiohttp.ClientSession, where: str) -> bool:
-    target = urlsplit(where)
-    try:
-        if target.scheme == "tcp":
-            _, writer = await asyncio.open_connection(target.hostname, target.port)
-            writer.close()
-            return True
-        async with http.get(where) as reply:
-            return reply.status == 200
-    except (OSError, aiohttp.ClientError, asyncio.TimeoutError):
-        return False
-
-
-async def _post_until(http: aiohttp.ClientSession, url: str, body: dict[str, Any], tries: int = 40) -> bool:
-    """Posts until it succeeds: engines refuse a reset while blocks are still held by a request or a save."""
-    for _ in range(tries):
-        async with http.post(url, json=body) as reply:
-            if reply.status == 404:
-                return False
-            answer = await reply.text()
-            if reply.status == 200 and not re.search(r'"success": ?false', answer):
-                return True
-        await asyncio.sleep(_POLL_S)
-    return False
 
 
 def _exit_on_sigterm(number: int, frame: object) -> None:

@@ -40,6 +40,7 @@ class Process:
         self.log = log
         self._shm: set[Path] = set()
         with log.open("ab") as out:
+            self._log_begin = out.tell()
             self._child = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _LEASH, *argv],
                 env=env,
@@ -89,19 +90,24 @@ class Process:
 
     def last_error(self) -> str:
         """The line of the log that says best why the process ended."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
-            lines = [_plain(line) for line in file.read().decode(errors="replace").splitlines()]
-        lines = [line for line in lines if line]
+        lines = self._lines(_TAIL_BYTES)
         errors = [line for line in lines if _ERROR.search(line) and not _EMPTY.search(line)]
         return (errors or lines or ["it wrote nothing"])[-1][:300]
 
     def last_line(self) -> str:
         """The newest line of the log, for a progress display."""
+        return (self._lines(4096) or [""])[-1]
+
+    def text(self, last_bytes: int | None = None) -> str:
+        """What this process wrote to the log, or the end of it; not what earlier ones wrote."""
+        size = self.log.stat().st_size
         with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - 4096))
-            lines = [_plain(line) for line in file.read().decode(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "")
+            file.seek(max(self._log_begin, size - last_bytes if last_bytes else 0))
+            return file.read().decode(errors="replace")
+
+    def _lines(self, last_bytes: int) -> list[str]:
+        lines = map(_plain, self.text(last_bytes).splitlines())
+        return [line for line in lines if line]
 
     def forget(self) -> None:
         """After the end: reaps the child and removes shared memory that it left and no other of ours uses."""
