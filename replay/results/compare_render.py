@@ -231,7 +231,9 @@ def _percent(value: float | None) -> str:
     if value is None:
         return units.UNKNOWN
     percent = 100 * value
-    if percent and abs(percent) < 0.05:
+    if not percent:
+        return "0 %"
+    if abs(percent) < 0.05:
         return "< 0.1 %"
     return f"{percent:+.1f} %" if abs(percent) < 1000 else f"{percent:+,.0f} %"
 

@@ -268,3 +268,21 @@ def test_json_has_the_promised_keys(both: Both) -> None:
         "run", "warnings", "pairs", "resampled", "units", "metrics", "groups", "turns", "moved", "why", "gates",
     }  # fmt: skip
     assert {"a", "b", "difference", "change", "low", "high", "n", "verdict"} <= against["metrics"]["ttft_p50"].keys()
+
+
+def test_simulated_runs_of_a_bundled_trace_compare(tmp_path: Path) -> None:
+    path = str(tmp_path / "r.duckdb")
+    trace = str(Path(__file__).parents[2] / "traces" / "claude_code.jsonl")
+    for name, backend in (("vllm", "vllm"), ("lmcache-cpu", "lmcache-cpu"), ("again", "vllm")):
+        command = ["run", trace, "--target", "sim", "--sessions", "12", "--backend", backend, "--name", name]
+        size = ["--set", "tiers.gpu.tokens=400000"]  # little enough that sessions evict each other
+        ended = CliRunner().invoke(main, [*command, *size, "--db", path])
+        assert ended.exit_code == 0, ended.output
+    result = CliRunner().invoke(main, ["compare", "vllm", "lmcache-cpu", "--db", path, "--gate", "ttft_p50 <= -90%"])
+    assert result.exit_code == 1
+    assert "SIMULATED" in result.output and "95 % interval" in result.output
+    changed, same = compare(path, ["vllm", "lmcache-cpu", "again"]).runs
+    assert changed.metrics["computed_tokens"].verdict == "better"
+    assert changed.metrics["computed_tokens"].high < 0 < changed.metrics["cpu_tokens"].b
+    assert {row["to"] for row in changed.moved if row["from"] == "computed"} >= {"cpu"}
+    assert all(cell.verdict in ("no difference shown", "unknown") for cell in same.metrics.values())
