@@ -10,9 +10,10 @@ from replay.errors import ReplayError
 _SAME = (
     "trace_sha256", "model", "gpu", "sessions", "seed", "speed", "scale_tokens", "concurrency", "skip_idle", "outputs",
 )  # fmt: skip
-_PLAYED = ("absolute", "too_long")
+_PLAYED = ("absolute", "too_long", "restart_at")
 """Further settings of the driver, kept in `settings.replay`."""
-_OPEN = "recorded start times"
+_ABSENT = {"concurrency": "recorded start times", "restart_at": "never"}
+"""Settings whose null is no gap in what is known, and what it means."""
 
 
 def check(a: dict[str, Any], b: dict[str, Any], *, force: bool) -> list[str]:
@@ -39,7 +40,7 @@ def check(a: dict[str, Any], b: dict[str, Any], *, force: bool) -> list[str]:
 def _differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
     for key, left, right in _settings(a, b):
         unknown = left is None or right is None
-        if left == right or (unknown and key != "concurrency"):
+        if left == right or (unknown and key not in _ABSENT):
             continue
         shown = (_shown(key, value) for value in (left, right))
         yield f"{key} {' and '.join(shown)}"
@@ -74,7 +75,7 @@ def _warnings(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
 
 def _shown(key: str, value: Any) -> str:
     if value is None:
-        return _OPEN if key == "concurrency" else "unknown"
+        return _ABSENT.get(key, "unknown")
     return str(value)[:12] if key == "trace_sha256" else str(value)
 
 

@@ -130,7 +130,8 @@ def test_runs_without_a_common_answer_are_refused(both: Both) -> None:
         ("skip_idle", True, "skip_idle False and True"),
         ("outputs", "live", "outputs recorded and live"),
         ("trace", "another", "trace made_up and another"),
-        ("settings", {"replay": {"absolute": True}}, "absolute"),
+        ("settings", {"replay": {"absolute": True}}, "absolute False and True"),
+        ("settings", {"replay": {"absolute": False, "restart_at": 60.0}}, "restart_at never and 60.0"),
     ],
 )
 def test_runs_that_were_asked_differently_are_refused_unless_forced(
