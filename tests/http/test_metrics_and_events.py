@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from replay.backends.http import HttpBackend
 from replay.backends.http.kv_events import CacheEvent, KvEvents, Residency, decode, to_row
-from replay.backends.http.metrics import Sample, difference, parse
+from replay.backends.http.metrics import Sample, difference, gpu_tokens, parse
 from replay.backends.preset import LowerTier, Preset, Tiers
 from replay.load.clock import run
 
@@ -68,6 +68,20 @@ def test_a_run_is_scraped_at_start_and_end(wire: Any, mock: Any) -> None:
     backend = run(wire.with_backend(server, use, scrape_s=60.0), virtual=False)
     assert difference(backend.scrapes(), "requests") == 2
     assert difference(backend.scrapes(), "late") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ('vllm:cache_config_info{block_size="128",kv_cache_size_tokens="20382",num_gpu_blocks="159"} 1.0', 20382),
+        ('vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0', 1600),
+        ('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0', None),
+        ("sglang:max_total_num_tokens 4096.0", 4096),
+        ("other 1", None),
+    ],
+)
+def test_the_size_of_the_gpu_tier_is_read_from_the_metrics(text: str, tokens: int | None) -> None:
+    assert gpu_tokens(parse(text, 0.0)) == tokens
 
 
 def test_a_server_without_metrics_gives_no_rows(wire: Any, mock: Any) -> None:

@@ -193,6 +193,18 @@ def test_every_injected_fault_is_what_our_client_records(
         assert got.first_byte - got.sent > 0.2
 
 
+def test_our_client_knows_that_it_is_the_engine_model(serving: Any) -> None:
+    async def use(url: str, _: Any) -> Any:
+        async with HttpBackend(url, load("vllm"), Content(1), RunClock(), scrape_s=None) as client:
+            return client.describe()
+
+    about = serving(use)
+    assert about["simulated"] is True
+    assert about["gpu"] == "h200"
+    assert about["max_context"] == 40_960
+    assert about["tiers"]["gpu"]["tokens"] > 100_000
+
+
 @pytest.mark.parametrize("text", ["", "boom", "stall=x", "stall=1.2.3", "reset=3", "status=200", "stall@0", "a@b@c"])
 def test_an_unknown_fault_is_refused(text: str) -> None:
     with pytest.raises(ReplayError, match="fault"):

@@ -22,7 +22,7 @@ from replay.backends.http.errors import describe_error, fault
 from replay.backends.http.exchange import Exchange, WireError
 from replay.backends.http.kv_events import CacheEvent, KvEvents
 from replay.backends.http.limits import Limits
-from replay.backends.http.metrics import Sample, Scraper
+from replay.backends.http.metrics import Sample, Scraper, gpu_tokens
 from replay.backends.http.replies import Reply
 from replay.backends.http.server import Server
 from replay.backends.http.wire import Pool
@@ -165,6 +165,9 @@ class HttpBackend:
         if self._scrape_s is not None:
             self.scraper = Scraper(server, self._clock.now, self._scrape_s)
             await self.scraper.start()
+            found = gpu_tokens(self.scraper.samples)
+            if found is not None:
+                self._about["capacity_tokens"] = {"gpu": found}
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -15,6 +15,8 @@ from replay.backends.http.server import Server
 # Name, optional labels (label values may hold escaped quotes and braces), value; a timestamp may follow.
 _LINE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)')
 
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
 
 class Sample(NamedTuple):
     """One value: a row of the table `scrapes`."""
@@ -64,6 +66,22 @@ def difference(samples: Iterable[Sample], name: str, labels: str = "") -> float 
         last, grown = series.get(key, (sample.value if sample.at == first_at else 0.0, 0.0))
         series[key] = (sample.value, grown + (sample.value - last if sample.value >= last else sample.value))
     return sum(grown for _, grown in series.values()) if series else None
+
+
+def gpu_tokens(samples: Iterable[Sample]) -> int | None:
+    """Tokens of the engine's GPU tier, from vLLM's ``cache_config_info`` or SGLang's ``max_total_num_tokens``."""
+    for sample in samples:
+        if sample.name == "sglang:max_total_num_tokens" and sample.value > 0:
+            return int(sample.value)
+        if sample.name != "vllm:cache_config_info":
+            continue
+        labels = dict(_LABEL.findall(sample.labels or ""))
+        if labels.get("kv_cache_size_tokens", "").isdigit():
+            return int(labels["kv_cache_size_tokens"])
+        blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+        if blocks.isdigit() and size.isdigit():
+            return int(blocks) * int(size)
+    return None
 
 
 class Scraper:

@@ -13,6 +13,8 @@ from replay.backends.http.wire import Pool
 from replay.backends.preset import Preset
 from replay.errors import ReplayError
 
+# What `replay serve` says about its engine model that is stored with the run.
+_OF_THE_MODEL = ("gpu", "tiers", "kv_bytes_per_token", "cost_source", "warnings")
 _RESET_TRIES = 50
 _RESET_WAIT_S = 0.2
 
@@ -96,10 +98,14 @@ class Server:
         if not isinstance(said, dict):
             return unknown
         version = said.get("version")
-        return {
+        about = {
             "version": version if isinstance(version, str) else None,
             "simulated": said.get("simulated") is True,
         }
+        model = said.get("backend")
+        if about["simulated"] and isinstance(model, dict):
+            about |= {name: model[name] for name in _OF_THE_MODEL if name in model}
+        return about
 
     async def reset(self, preset: Preset) -> None:
         """Empties the prefix cache; waits while the engine says that blocks are in use.
