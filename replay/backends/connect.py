@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -85,8 +84,11 @@ class Where:
 
 def default_target() -> str:
     """``launch`` where a GPU and vLLM are present, else ``sim``."""
-    has_gpu = shutil.which("nvidia-smi") is not None
-    return "launch" if has_gpu and importlib.util.find_spec("vllm") is not None else "sim"
+    if shutil.which("nvidia-smi") is None:
+        return "sim"
+    from replay.backends.launch.probe import can_launch
+
+    return "launch" if can_launch("vllm") else "sim"
 
 
 @contextlib.asynccontextmanager

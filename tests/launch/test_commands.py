@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from replay.backends.connect import default_target
 from replay.backends.launch import lmcache, mooncake, sglang, vllm
 from replay.backends.launch.command import Command, Options, Services, environment
-from replay.backends.launch.probe import Gpu, Probe, probe
+from replay.backends.launch.probe import Gpu, Probe, can_launch, probe
 from replay.backends.launch.services import plan
 from replay.backends.preset import load
 from replay.errors import ReplayError
@@ -247,3 +248,13 @@ def test_an_engine_python_that_does_not_exist_is_named(monkeypatch):
     monkeypatch.setenv("REPLAY_ENGINE_PYTHON", "/nowhere/python")
     with pytest.raises(ReplayError, match="REPLAY_ENGINE_PYTHON=/nowhere/python: no such executable"):
         probe()
+
+
+def test_launching_is_the_default_where_a_gpu_and_the_engine_are(fake_gpu, monkeypatch):
+    assert default_target() == "launch"
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert default_target() == "sim"
+
+
+def test_a_cpu_build_is_launched_only_when_asked_to(fake_vllm):
+    assert not can_launch("vllm")

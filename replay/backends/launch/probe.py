@@ -108,14 +108,13 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(Gpu(name.strip(), round(int(mib) / 1024, 1)) for name, _, mib in rows)
 
 
-def can_launch(engine: str, connector: str = "none") -> bool:
-    """Whether the engine of a preset is installed beside a GPU: then ``--target`` defaults to launch."""
+def can_launch(engine: str) -> bool:
+    """Whether an engine is installed beside a GPU: then ``--target`` defaults to launch."""
     try:
         found = probe()
     except ReplayError:
         return False
-    needs = [engine] + (["lmcache"] if connector.startswith("lmcache") else [])
-    return found.device == "cuda" and all(name in found.versions for name in needs)
+    return found.device == "cuda" and engine in found.versions
 
 
 def executable(name: str, python: str) -> str | None:
