@@ -180,6 +180,16 @@ class BlockPool:
             self.caching,
         )  # fmt: skip
 
+    def prefill(self, slot: int, chunk: int, slots: Int32s, steps: int) -> None:
+        """Takes steps that each decode one token in every one of `slots`, then extend `slot` by `chunk` tokens.
+
+        The caller has checked that enough blocks are free.
+        """
+        for _ in range(steps):
+            if len(slots):
+                self.decode(slots, 1)
+            self.extend(slot, int(self.tokens[slot]) + chunk)
+
     def release(self, slot: int) -> None:
         """Frees all blocks of a slot, those without an id to be used first, the others' last one first."""
         _release(self._refs, self._after, self._before, self._key, self._counts, self._table[slot], self.held[slot])
@@ -223,29 +233,26 @@ def _hold(first, refs, after, before, counts, ids, table, hits):  # type: ignore
 
 @numba.njit(cache=True)
 def _take(after, before, refs, key, twin, first, counts, table, begin, end):  # type: ignore[no-untyped-def]  # pragma: no cover
+    # One loop without calls, and the queue's head mended once: a call costs reference counts of every array.
+    block = after[0]
     for index in range(begin, end):
-        block = after[0]
-        unlink(after, before, block)
-        _unlabel(key, twin, first, counts, block)
         refs[block] = 1
         table[index] = block
+        name = key[block]
+        if name >= 0:
+            counts[1] += 1
+            other, rest = first[name], twin[block]
+            if other == block:
+                first[name] = rest
+            else:
+                while twin[other] != block:
+                    other = twin[other]
+                twin[other] = rest
+            key[block] = twin[block] = -1
+        block = after[block]
+    after[0] = block
+    before[block] = 0
     counts[0] -= end - begin
-
-
-@numba.njit(cache=True)
-def _unlabel(key, twin, first, counts, block):  # type: ignore[no-untyped-def]  # pragma: no cover
-    name = key[block]
-    if name < 0:
-        return
-    if first[name] == block:
-        first[name] = twin[block]
-    else:
-        other = first[name]
-        while twin[other] != block:
-            other = twin[other]
-        twin[other] = twin[block]
-    key[block] = twin[block] = -1
-    counts[1] += 1
 
 
 @numba.njit(cache=True)

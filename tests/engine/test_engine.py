@@ -133,14 +133,7 @@ def together(asks: list[Ask], gpu: int, how: dict[str, object], one_by_one: bool
 
     async def main() -> list[Outcome]:
         async with backend(gpu=gpu, max_batched_tokens=24, max_seqs=4, **how) as sim:
-            scheduler = sim.engine.scheduler
-            begin = scheduler.begin
-
-            def one_step(now: float) -> float | None:
-                return begin(now) and scheduler.cut(now)
-
-            if one_by_one:
-                scheduler.begin = one_step
+            sim.engine.scheduler.skip = not one_by_one
             session = Session(sim)
             tasks = []
             for ask in asks:
