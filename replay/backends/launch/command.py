@@ -65,8 +65,6 @@ class Services:
     """LMCache's server: HTTP port (health, metrics, clear)."""
     remote: str | None = None
     """Remote tier, ``redis://host:port`` or ``mooncakestore://host:port``."""
-    mooncake_metadata: str | None = None
-    """Mooncake's metadata server, an HTTP URL."""
 
     @property
     def events(self) -> Path:

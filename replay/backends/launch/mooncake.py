@@ -14,8 +14,11 @@ from replay.backends.preset import Preset
 from replay.errors import ReplayError
 
 
-def master(probe: Probe, rpc_port: int, metadata_port: int) -> Command:
+def master(probe: Probe, rpc_port: int) -> Command:
     """The command of mooncake_master, which by default would listen on every interface.
+
+    Without its metadata server: that one does so whatever its host flag says (seen with 0.3.13), and peers find each
+    other without it.
 
     Raises:
         ReplayError: the program is missing.
@@ -29,8 +32,6 @@ def master(probe: Probe, rpc_port: int, metadata_port: int) -> Command:
     metrics = free_port()
     argv = [program, "-rpc_address", LOOPBACK, "-rpc_port", str(rpc_port)]
     argv += ["-metrics_host", LOOPBACK, "-metrics_port", str(metrics)]
-    argv += ["-enable_http_metadata_server=true", "-http_metadata_server_host", LOOPBACK]
-    argv += ["-http_metadata_server_port", str(metadata_port)]
     return Command("mooncake", argv, {}, f"tcp://{LOOPBACK}:{rpc_port}")
 
 
@@ -57,7 +58,7 @@ def _setup(preset: Preset, services: Services) -> dict[str, Any]:
     # Each instance lends its share of the pool.
     segment = int(preset.tiers.remote.gib * 2**30) // preset.instances
     return {
-        "metadata_server": services.mooncake_metadata or "P2PHANDSHAKE",
+        "metadata_server": "P2PHANDSHAKE",
         "master_server_address": services.remote.partition("://")[2],
         "protocol": "tcp",
         "global_segment_size": segment,

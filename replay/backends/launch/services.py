@@ -48,26 +48,23 @@ def plan(preset: Preset, probe: Probe, scratch: Path, recorder: Path | None) -> 
         ReplayError: a program is missing, or the preset contradicts itself.
     """
     commands: list[Command] = []
-    remote, metadata = None, None
-    if preset.tiers.remote is not None:
-        remote, metadata = _remote(preset, probe, scratch, commands)
-    services = Services(scratch, remote=remote, mooncake_metadata=metadata)
+    remote = _remote(preset, probe, scratch, commands) if preset.tiers.remote else None
+    services = Services(scratch, remote=remote)
     if preset.connector == "lmcache-mp":
-        services = Services(scratch, free_port(), free_port(), remote, metadata)
+        services = Services(scratch, free_port(), free_port(), remote)
         commands.append(lmcache.server(preset, probe, services, recorder))
     return services, commands
 
 
-def _remote(preset: Preset, probe: Probe, scratch: Path, commands: list[Command]) -> tuple[str, str | None]:
+def _remote(preset: Preset, probe: Probe, scratch: Path, commands: list[Command]) -> str:
     tier = preset.tiers.remote
     assert tier is not None
     if tier.url:
-        return tier.url, None
+        return tier.url
     port = free_port()
     if preset.connector == "mooncake":
-        metadata = free_port()
-        commands.append(mooncake.master(probe, port, metadata))
-        return f"mooncakestore://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{metadata}/metadata"
+        commands.append(mooncake.master(probe, port))
+        return f"mooncakestore://{LOOPBACK}:{port}"
     program = executable("redis-server", probe.python) or executable("valkey-server", probe.python)
     if program is None:
         raise ReplayError(
@@ -89,7 +86,7 @@ def _remote(preset: Preset, probe: Probe, scratch: Path, commands: list[Command]
     ]
     argv += ["--maxmemory", str(int(tier.gib * GIB)), "--maxmemory-policy", "allkeys-lru"]
     commands.append(Command("redis", argv, {}, f"tcp://{LOOPBACK}:{port}"))
-    return f"redis://{LOOPBACK}:{port}", None
+    return f"redis://{LOOPBACK}:{port}"
 
 
 def filesystem(path: Path) -> str | None:
