@@ -33,16 +33,6 @@ def append(after, before, entry):  # type: ignore[no-untyped-def]  # pragma: no 
     before[0] = entry
 
 
-@numba.njit(cache=True)
-def prepend(after, before, entry):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Makes an entry the one evicted first."""
-    oldest = after[0]
-    before[oldest] = entry
-    after[entry] = oldest
-    before[entry] = 0
-    after[0] = entry
-
-
 def serial_hits(ids: Int32s, ends: Int64s, capacity: int) -> Int64s:
     """Hits of an LRU prefix cache that serves one request after another.
 

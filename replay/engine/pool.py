@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.lru import Int32s, append, prepend, unlink
+from replay.engine.lru import Int32s, unlink
 
 NEVER, STORED, BEFORE_RESET, UNFINISHED = 0, 1, 2, 3
 """History of a block id: never stored; stored since the last reset; only before it; computed but for
@@ -185,10 +185,12 @@ class BlockPool:
 
         The caller has checked that enough blocks are free.
         """
-        for _ in range(steps):
-            if len(slots):
-                self.decode(slots, 1)
-            self.extend(slot, int(self.tokens[slot]) + chunk)
+        if steps:
+            _prefill(
+                self._after, self._before, self._refs, self._key, self._twin, self.first, self.history, self._counts,
+                self._ids, self._table, self.tokens, self.held, self._labelled, slots, slot, chunk, steps,
+                self.block_tokens, self.caching,
+            )  # fmt: skip
 
     def release(self, slot: int) -> None:
         """Frees all blocks of a slot, those without an id to be used first, the others' last one first."""
@@ -272,21 +274,31 @@ def _label(key, twin, first, history, ids, table, begin, end):  # type: ignore[n
 
 @numba.njit(cache=True)
 def _release(refs, after, before, key, counts, table, held):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for index in range(held - 1, -1, -1):
-        block = table[index]
+    # Blocks without an id can never be hit: vLLM (0.26 to 0.33, `BlockPool.free_blocks`) takes them first.
+    newest = before[0]
+    for index in range(held):
+        block = table[held - 1 - index]
         if key[block] >= 0:
             refs[block] -= 1
             if refs[block] == 0:
-                append(after, before, block)
+                after[newest] = block
+                before[block] = newest
+                newest = block
                 counts[0] += 1
-    # Blocks without an id can never be hit: vLLM (0.26 to 0.33, `BlockPool.free_blocks`) takes them first.
+    after[newest] = 0
+    before[0] = newest
+    oldest = after[0]
     for index in range(held):
         block = table[index]
         if key[block] < 0:
             refs[block] -= 1
             if refs[block] == 0:
-                prepend(after, before, block)
+                before[oldest] = block
+                after[block] = oldest
+                oldest = block
                 counts[0] += 1
+    after[0] = oldest
+    before[oldest] = 0
 
 
 @numba.njit(cache=True)
@@ -295,6 +307,37 @@ def _needed(slots, tokens, held, size, steps):  # type: ignore[no-untyped-def]  
     for slot in slots:
         total += max(0, (tokens[slot] + steps + size - 1) // size - held[slot])
     return total
+
+
+@numba.njit(cache=True)
+def _grow(  # type: ignore[no-untyped-def]  # pragma: no cover
+    after,
+    before,
+    refs,
+    key,
+    twin,
+    first,
+    history,
+    counts,
+    ids,
+    table,
+    tokens,
+    held,
+    labelled,
+    slot,
+    more,
+    size,
+    caching,
+):
+    tokens[slot] += more
+    blocks = (tokens[slot] + size - 1) // size
+    if blocks > held[slot]:
+        _take(after, before, refs, key, twin, first, counts, table[slot], held[slot], blocks)
+        held[slot] = blocks
+    full = tokens[slot] // size
+    if caching and full > labelled[slot]:
+        _label(key, twin, first, history, ids[slot], table[slot], labelled[slot], full)
+        labelled[slot] = full
 
 
 @numba.njit(cache=True)
@@ -318,12 +361,28 @@ def _decode(  # type: ignore[no-untyped-def]  # pragma: no cover
     caching,
 ):
     for slot in slots:
-        tokens[slot] += steps
-        blocks = (tokens[slot] + size - 1) // size
-        if blocks > held[slot]:
-            _take(after, before, refs, key, twin, first, counts, table[slot], held[slot], blocks)
-            held[slot] = blocks
-        full = tokens[slot] // size
-        if caching and full > labelled[slot]:
-            _label(key, twin, first, history, ids[slot], table[slot], labelled[slot], full)
-            labelled[slot] = full
+        _grow(
+            after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, slot, steps,
+            size, caching,
+        )  # fmt: skip
+
+
+@numba.njit(cache=True)
+def _prefill(  # type: ignore[no-untyped-def]  # pragma: no cover
+    after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, slots, long, chunk,
+    steps, size, caching,
+):  # fmt: skip
+    for _ in range(steps):
+        for slot in slots:
+            # Within a block that it holds already, a token changes nothing but their count.
+            if tokens[slot] % size and (tokens[slot] + 1) % size:
+                tokens[slot] += 1
+            else:
+                _grow(
+                    after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, slot,
+                    1, size, caching,
+                )  # fmt: skip
+        _grow(
+            after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, long, chunk,
+            size, caching,
+        )  # fmt: skip
