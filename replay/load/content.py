@@ -157,9 +157,12 @@ class Content:
         """Puts what the engine generated in the place of a recorded output, in prompts made from now on.
 
         Returns:
-            False if it cannot: prompts are text, or an id has more digits than this alphabet's.
+            False if it cannot: prompts are text, or the ids are not ids, or longer than this alphabet's.
         """
-        values = np.fromiter(ids, np.int64)
+        try:
+            values = np.fromiter(ids, np.int64)
+        except (TypeError, ValueError, OverflowError):
+            return False
         limit = 10 ** (self.alphabet.width - 1)
         if self.alphabet.text or not len(values) or values.min() < 0 or values.max() >= limit:
             return False

@@ -261,3 +261,21 @@ def test_a_cancelled_request_closes_its_connection(wire: Any, mock: Any) -> None
         assert backend._pool._idle == [] or all(c._exchange is None for c in backend._pool._idle)
 
     run(wire.with_backend(server, use), virtual=False)
+
+
+@pytest.mark.parametrize(
+    ("timings", "wait"),
+    [({"queue_time_ms": 50.0, "time_to_first_token_ms": 6.0}, 0.056), ({"queue_time_ms": None}, None), (None, None)],
+)
+def test_without_streaming_the_first_token_is_the_engines_own_timing(
+    wire: Any, mock: Any, send: Any, timings: Any, wait: float | None
+) -> None:
+    counts = {"prompt_tokens": 64, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 32}}
+    stats = {"cached_token_stats": {"num_vllm_cached_tokens": 16}}
+    whole = {"choices": [{"text": " a b"}], "usage": counts, "metrics": timings, "kv_transfer_params": stats}
+    preset = load("lmcache-cpu", ["connector=lmcache-mp"])
+    server = mock([wire.document("200 OK", whole)])
+    got = send(server, stream=False, preset=preset)
+    assert (got.status, got.gpu, got.cpu, got.computed) == ("ok", 16, 16, 32), got.error
+    assert got.first_token == (None if wait is None else pytest.approx(got.sent + wait))
+    assert json.loads(server.requests[0][2])["stream"] is False

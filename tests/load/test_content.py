@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,8 +97,8 @@ def test_what_the_engine_generated_replaces_the_recorded_output() -> None:
     assert content.live_outputs == 1
 
 
-@pytest.mark.parametrize("ids", [[], [-1], [1_000_000]])
-def test_outputs_that_cannot_be_spelt_leave_the_recorded_one(ids: list[int]) -> None:
+@pytest.mark.parametrize("ids", [[], [-1], [1_000_000], [10**30], ["a"], [[1]], [None]])
+def test_outputs_that_cannot_be_spelt_leave_the_recorded_one(ids: list[Any]) -> None:
     content = Content(1)
     assert not content.set_output("s", ids)
     assert content.tokens("s", 0, 3).tolist() == Content(1).tokens("s", 0, 3).tolist()

@@ -279,8 +279,9 @@ class HttpBackend:
         timings = reply.extra.get("metrics")
         if not reply.streaming and isinstance(timings, dict) and exchange.sent is not None:
             # vLLM's queue time includes lookups and loads, its first-token time starts when scheduled.
-            waited = (timings.get("queue_time_ms") or 0) + (timings.get("time_to_first_token_ms") or 0)
-            outcome.first_token = exchange.sent + waited / 1e3 if waited else None
+            queued, first = timings.get("queue_time_ms"), timings.get("time_to_first_token_ms")
+            known = isinstance(queued, (int, float)) and isinstance(first, (int, float))
+            outcome.first_token = exchange.sent + (queued + first) / 1e3 if known else None
             outcome.last_token = exchange.closed
         return outcome
 

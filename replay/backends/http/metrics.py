@@ -71,7 +71,7 @@ def difference(samples: Iterable[Sample], name: str, labels: str = "") -> float 
 def gpu_tokens(samples: Iterable[Sample]) -> int | None:
     """Tokens of the engine's GPU tier, from vLLM's ``cache_config_info`` or SGLang's ``max_total_num_tokens``."""
     for sample in samples:
-        if sample.name == "sglang:max_total_num_tokens" and sample.value > 0:
+        if sample.name == "sglang:max_total_num_tokens" and 0 < sample.value < math.inf:
             return int(sample.value)
         if sample.name != "vllm:cache_config_info":
             continue

@@ -191,14 +191,17 @@ def _decode(data: bytes) -> _Chunk | None:
     try:
         return _CHUNK.decode(data)
     except msgspec.ValidationError:
-        return _repair(data)
+        pass
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    try:
+        return _repair(_ANY.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _repair(data: bytes) -> _Chunk | None:
+def _repair(raw: Any) -> _Chunk | None:
     """A chunk in which some field has a type that the interface does not know: that field counts as absent."""
-    raw = _ANY.decode(data)
     if not isinstance(raw, dict):
         return None
     choices = raw.get("choices")
