@@ -279,9 +279,9 @@ class HttpBackend:
         timings = reply.extra.get("metrics")
         if not reply.streaming and isinstance(timings, dict) and exchange.sent is not None:
             # vLLM's queue time includes lookups and loads, its first-token time starts when scheduled.
-            queued, first = timings.get("queue_time_ms"), timings.get("time_to_first_token_ms")
-            known = isinstance(queued, (int, float)) and isinstance(first, (int, float))
-            outcome.first_token = exchange.sent + (queued + first) / 1e3 if known else None
+            waits = [timings.get(name) for name in ("queue_time_ms", "time_to_first_token_ms")]
+            numbers = [wait for wait in waits if isinstance(wait, (int, float))]
+            outcome.first_token = exchange.sent + sum(numbers) / 1e3 if len(numbers) == 2 else None
             outcome.last_token = exchange.closed
         return outcome
 
