@@ -6,7 +6,12 @@ request. Its time follows the mechanism, as a roofline over a launch floor::
     work  = max(weights, token_s * new tokens)             weights are read once, or compute dominates
           + attention_s * sum of new * (cached + new / 2)  causal attention of each chunk
           + sequence_s * batch + context_s * context       decoding requests read their own KV
-    step  = max(work, launch_s)                            launch_s only above `graph_tokens` tokens
+    step  = max(prepare_s + work, launch)                  if nothing ran before it
+
+The CPU prepares a step with prefill, then launches its kernels while the GPU works on them. A launch,
+preparation included, takes `launch_s` above `graph_tokens` tokens and `graph_launch_s` up to there; that of a
+decode-only step is one CUDA graph and does not show. The CPU runs ahead of the GPU: in a sequence of steps
+only what exceeds the GPU's work shows.
 
 Around the steps of a request lie `overhead_s` and `overhead_per_token_s` for each prompt token (HTTP,
 parsing, block hashes). A mixture of experts reads the experts that the tokens of a step hit: the
@@ -66,10 +71,23 @@ class CostModel:
         return self.fit.weights_s + self.experts_s * (1 - (1 - self.expert_share) ** tokens)
 
     def step_seconds(self, prefill: Sequence[Chunk], decode_batch: int, decode_context: int) -> float:
-        """Time of one step: prefill chunks, and one token for each of `decode_batch` requests.
+        """Time of one step alone: prefill chunks, and one token for each of `decode_batch` requests.
 
         `decode_context` is the context of those requests in tokens, summed.
         """
+        prepare = self.fit.prepare_s if prefill else 0.0
+        work = prepare + self.work_seconds(prefill, decode_batch, decode_context)
+        return max(work, self.launch_seconds(prefill, decode_batch))
+
+    def launch_seconds(self, prefill: Sequence[Chunk], decode_batch: int) -> float:
+        """CPU time to launch a step; a decode-only step is one CUDA graph, launched while the last one runs."""
+        if not prefill:
+            return 0.0
+        tokens = sum(new for new, _ in prefill) + decode_batch
+        return self.fit.launch_s if tokens > self.fit.graph_tokens else self.fit.graph_launch_s
+
+    def work_seconds(self, prefill: Sequence[Chunk], decode_batch: int, decode_context: int) -> float:
+        """GPU time of one step; see `step_seconds` for the arguments."""
         fit = self.fit
         new = attended = 0
         for tokens, cached in prefill:
@@ -79,8 +97,7 @@ class CostModel:
         if not tokens:
             return 0.0
         work = max(self.weights_read(tokens), fit.token_s * new) + fit.attention_s * attended / 2
-        work += fit.sequence_s * decode_batch + fit.context_s * decode_context
-        return max(work, fit.launch_s) if tokens > fit.graph_tokens else work
+        return work + fit.sequence_s * decode_batch + fit.context_s * decode_context
 
     def decode_base(self, batch: int) -> float:
         """Part of a decode-only step that does not depend on context, see `decode_context_s`."""
@@ -92,8 +109,16 @@ class CostModel:
         return self.fit.context_s
 
     def prefill_seconds(self, new: int, cached: int) -> float:
-        """Steps of one request alone: `new` tokens after `cached` ones, in chunks, without overheads."""
-        return sum(self.step_seconds([chunk], 0, 0) for chunk in chunks(new, cached, self.max_batched_tokens))
+        """Steps of one request alone: `new` tokens after `cached` ones, in chunks, without overheads.
+
+        A chunk is launched while the one before it runs.
+        """
+        launched = end = 0.0
+        for chunk in chunks(new, cached, self.max_batched_tokens):
+            start = max(end, launched + self.fit.prepare_s)
+            launched += self.launch_seconds([chunk], 0)
+            end = max(start + self.work_seconds([chunk], 0, 0), launched)
+        return end
 
 
 def chunks(new: int, cached: int, most: int) -> Iterator[Chunk]:
@@ -162,7 +187,9 @@ def _derived(model: ModelProfile, gpu: GpuProfile, preset: Preset, links: dict[s
         weights_s=read_s * _read_params(new.dense_params, model) * new.weight_bytes + reduce_s,
         token_s=fit.token_s * new.active_params / old.active_params * compute + reduce_token_s,
         attention_s=fit.attention_s * new.attention_flops / old.attention_flops * attention,
+        prepare_s=fit.prepare_s,
         launch_s=fit.launch_s * new.layers / old.layers + reduce_s,
+        graph_launch_s=fit.graph_launch_s * new.layers / old.layers + reduce_s,
         graph_tokens=fit.graph_tokens,
         sequence_s=fit.sequence_s,
         context_s=fit.context_s * kv_ratio * memory * model.kv_copies(ranks) / ranks,

@@ -132,8 +132,9 @@ class Engine:
         """Queues all requests that have arrived by `now`; returns whether there were any."""
         before = len(self._arrivals)
         while self._arrivals and self._arrivals[0][0] <= now:
-            _, job, future = self._arrivals.popleft()
+            arrival, job, future = self._arrivals.popleft()
             self._futures[id(job)] = future
+            job.arrived = arrival
             self.scheduler.waiting.append(job)
         return len(self._arrivals) < before
 

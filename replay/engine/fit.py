@@ -73,10 +73,16 @@ def fit_steps(
     prefill: Sequence[Prefill],
     decode: tuple[float, float, float],
     *,
+    overhead_s: float,
+    prepare_s: float = 0.0,
     max_batched_tokens: int = 8192,
     graph_tokens: int = 512,
 ) -> StepFit:
     """Fits the coefficients of prefill, given those of decoding (see `fit_decode`).
+
+    A request alone shows only the sum of what passes around its steps (`overhead_s`) and of what launching
+    its first step takes; the two differ for the others: they wait for a launch. So `overhead_s` is given,
+    and so is `prepare_s`.
 
     Raises:
         ReplayError: the rows do not determine a coefficient that must be positive.
@@ -84,24 +90,27 @@ def fit_steps(
     weights_s, sequence_s, context_s = decode
     times = np.array([row.ttft_s for row in prefill])
     slow = min((row.ttft_s for row in prefill if row.new > graph_tokens), default=0.0)
-    coefficients = np.array([0.0, 0.0, weights_s / 256, weights_s / 1e7, slow])
+    fast = min((row.ttft_s for row in prefill if row.new <= graph_tokens), default=0.0)
+    coefficients = np.array([0.0, weights_s / 256, weights_s / 1e7, fast, slow])
     for _ in range(ROUNDS):
-        rows = [_columns(row, coefficients, weights_s, max_batched_tokens, graph_tokens) for row in prefill]
-        columns, known = np.array([row[:-1] for row in rows]), np.array([row[-1] for row in rows])
+        rows = [_columns(row, coefficients, weights_s, prepare_s, max_batched_tokens, graph_tokens) for row in prefill]
+        columns, known = np.array([row[:-1] for row in rows]), np.array([row[-1] for row in rows]) + overhead_s
         solved = least_squares(columns, times, known)
         if np.allclose(solved, coefficients, rtol=1e-9, atol=0):
             break
         coefficients = solved
-    overhead, per_token, token_s, attention_s, launch_s = (float(value) for value in coefficients)
+    per_token, token_s, attention_s, graph_launch_s, launch_s = (float(value) for value in coefficients)
     if token_s <= 0 or attention_s <= 0:
         raise ReplayError("the prefill measurements do not separate time per token from attention; add long prompts")
     return StepFit(
-        overhead_s=overhead,
+        overhead_s=overhead_s,
+        prepare_s=prepare_s,
         overhead_per_token_s=per_token,
         weights_s=weights_s,
         token_s=token_s,
         attention_s=attention_s,
         launch_s=launch_s,
+        graph_launch_s=graph_launch_s,
         graph_tokens=graph_tokens,
         sequence_s=sequence_s,
         context_s=context_s,
@@ -109,23 +118,29 @@ def fit_steps(
 
 
 def _columns(
-    row: Prefill, coefficients: Floats, weights_s: float, most: int, graph_tokens: int
+    row: Prefill, coefficients: Floats, weights_s: float, prepare_s: float, most: int, graph_tokens: int
 ) -> tuple[float, float, float, float, float, float]:
-    """Columns of overhead, overhead a token, token, attention and launch, and the seconds already known."""
-    _, _, token_s, attention_s, launch_s = coefficients
-    tokens = pairs = launches = known = 0.0
-    for new, cached in chunks(row.new, row.cached, most):
+    """Columns of overhead a token, token, attention and launches, and the seconds already known.
+
+    Only the first chunk can wait for its launch: that of the next one hides behind a full chunk's work.
+    """
+    _, token_s, attention_s, *launch = coefficients
+    tokens = pairs = known = 0.0
+    launches = [0.0, 0.0]
+    for place, (new, cached) in enumerate(chunks(row.new, row.cached, most)):
         attended = new * (cached + new / 2)
         compute, work = token_s * new > weights_s, max(weights_s, token_s * new) + attention_s * attended
-        if new > graph_tokens and launch_s > work:
-            launches += 1
+        kind = int(new > graph_tokens)
+        if place == 0 and launch[kind] > prepare_s + work:
+            launches[kind] = 1.0
             continue
+        known += prepare_s if place == 0 else 0.0
         pairs += attended
         if compute:
             tokens += new
         else:
             known += weights_s
-    return 1.0, row.cached + row.new, tokens, pairs, launches, known
+    return row.cached + row.new, tokens, pairs, launches[0], launches[1], known
 
 
 def read_prefill(path: Path) -> list[Prefill]:

@@ -28,6 +28,8 @@ class Job:
     chunks: Int32s = field(default_factory=NO_CHUNKS.copy)
     """Ids of the full chunks of lower tiers: of the prompt, and of the output where it is stored too."""
 
+    arrived: float = 0.0
+    """When the scheduler had it."""
     slot: int = -1
     """Its row of the block table, or -1."""
     generated: int = 0
@@ -37,6 +39,8 @@ class Job:
     hit: Hit = field(default_factory=Hit)
     busy_until: float = 0.0
     """When the last transfer of its KV from or to lower tiers ends."""
+    loaded: float | None = None
+    """When the scheduler hears that an asynchronous load has ended; null: not yet."""
     first_token: float | None = None
     on_first_token: Callable[[float], None] | None = None
     """Called with the time of the first token when it is there."""

@@ -79,8 +79,12 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     """For each prefilled token."""
     attention_s: Positive
     """For each pair of a prefilled token and a token that it attends to."""
+    prepare_s: NotNegative = 0.0
+    """CPU time of a step with prefill before the GPU can begin: inputs, block tables."""
     launch_s: NotNegative
-    """Shortest step without CUDA graphs: launching its kernels."""
+    """Preparing and launching the kernels of a step with prefill that has no CUDA graph: CPU time."""
+    graph_launch_s: NotNegative = 0.0
+    """The same with (piecewise) CUDA graphs."""
     graph_tokens: Annotated[int, Meta(ge=0)]
     """Largest step that runs as a CUDA graph, in tokens."""
     sequence_s: NotNegative

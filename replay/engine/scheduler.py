@@ -8,20 +8,27 @@ blocks run out, the request that was admitted last is preempted: it loses its bl
 head of the queue.
 
 Steps in which nothing can change (only decoding, up to the next finished request or shortage of
-blocks) are taken together: a *stretch*. `cut` shortens one when a request arrives in its midst.
+blocks) are taken together: a *stretch*. `cut` shortens one when a request arrives in its midst. The steps
+of a prefill that uses up their budget are taken together too; no arrival can change those.
+
+The engine schedules asynchronously (``async_scheduling``, vLLM's default; ``EngineCore.step_with_batch_queue``):
+a step is *decided*, and its kernels are launched, while the step before it runs. So a request that arrives
+during a step misses the next one too, blocks are free one step after their request has ended, and the CPU
+time of a launch shows only where the GPU has nothing left to do.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
 from replay.engine.cost import CostModel
 from replay.engine.job import Job
 from replay.engine.losses import attribute
-from replay.engine.lru import Int32s
+from replay.engine.lru import Int32s, Int64s
 from replay.engine.pool import UNFINISHED, BlockPool
 from replay.engine.tiers import Hit, TierStack
 
@@ -70,19 +77,38 @@ class Scheduler:
         """In order of admission: decoding ones and those whose prefill goes on."""
         self._prefill: list[Job] = []
         self._slots: Int32s = np.empty(0, np.int32)
+        self._goals: Int64s = np.empty(0, np.int64)
         self._decoding: list[Job] = []
         self._releases: list[tuple[float, Job]] = []
         self._now: Stretch | None = None
+        self._decided = 0.0
+        """When the next step is decided: what happened later does not count in it."""
+        self._launched = 0.0
+        """When the CPU has launched the last step under way."""
+        self._tokens_of: tuple[list[Job], list[Job]] = ([], [])
+        """Requests whose first, and whose last token came with the step that ended last."""
         self.steps = 0
         """Engine steps taken."""
+        self.skip = True
+        """False: every step is taken by itself, which changes nothing but the time that it takes."""
 
     def begin(self, now: float) -> float | None:
         """Starts the next steps; returns when they end, or None if nothing can run at `now`.
 
         After None, call again at `wake` or when a request arrives.
         """
-        self._release_due(now)
-        self._drop_if_stuck(now)
+        end = self._begin(now)
+        self._poll_loads()
+        self._deliver(now if end is None else max(now, self._launched))
+        return self._prefill_on(end) if end is not None and self.skip and len(self._prefill) == 1 else end
+
+    def _begin(self, now: float) -> float | None:
+        decided = self._decided if self._decoding or self._prefill else max(now, self._decided)
+        if not self.running:
+            for job in self.loading:
+                job.loaded = job.busy_until
+        self._release_due(decided)
+        self._drop_if_stuck(decided)
         context = int(self.pool.tokens[self._slots].sum())
         preempted = self._decode_one()
         if preempted:
@@ -92,30 +118,37 @@ class Scheduler:
         work: list[tuple[Job, int, int]] = []
         for job in list(self._prefill):
             budget -= self._continue(job, budget, work)
-        ready = now
+        ready = decided
         if not preempted:
-            ready = self._admit(work, budget, now)
-        elif not self.running:
-            return self.begin(now)
+            ready = self._admit(work, budget, decided)
+        ready += self.tiers.take_engine_s() if self.tiers else 0.0
+        if not work and not batch:
+            if decided >= now:
+                self._decided = ready
+                return self._begin(now) if preempted else None
+            self._decided = now
+            return self._begin(now)
         if not work:
-            return self._stretch(now, batch, context) if batch else None
-        compute = self.cost.step_seconds([(new, cached) for _, new, cached in work], batch, context)
-        end = self._store(work, ready + compute)
+            return self._stretch(now, batch, context, decided, ready)
+        end = self._run(work, now, ready, batch, context)
         self._now = Stretch(now, end)
         return end
 
     def wake(self, now: float) -> float | None:
-        """When, after `now`, the next load or store ends that something waits for."""
-        times = [job.busy_until for job in self.loading] + [time for time, _ in self._releases]
+        """When, after `now`, the next load or store ends that something waits for, or a request has come."""
+        times = [job.busy_until if job.loaded is None else job.loaded for job in self.loading]
+        times += [time for time, _ in self._releases]
+        if self.waiting:
+            times.append(self.waiting[0].arrived)
         return min((time for time in times if time > now), default=None)
 
     def cut(self, now: float) -> float:
-        """Ends the steps under way at the first step boundary from `now` on; returns that time."""
+        """Ends the steps under way before the first step that is decided from `now` on; returns that time."""
         stretch = self._under_way()
         low, high = 1, stretch.steps
         while low < high:
             middle = (low + high) // 2
-            if stretch.after(middle) >= now:
+            if stretch.after(middle - 1) >= now:
                 high = middle
             else:
                 low = middle + 1
@@ -127,15 +160,17 @@ class Scheduler:
         """Ends the steps under way; returns the requests that have ended, in order of admission."""
         stretch = self._under_way()
         self._now = None
+        self._decided = max(self._launched, stretch.after(stretch.steps - 1))
         self.steps += stretch.steps
         if stretch.steps > 1:
             self.pool.decode(self._slots, stretch.steps - 1)
         done: list[Job] = []
-        changed = self._end_prefill(stretch.end)
+        changed = self._end_prefill()
         for job in self._decoding:
             if self.pool.tokens[job.slot] >= job.goal:
                 self._end(job, stretch.end)
                 done.append(job)
+        self._tokens_of = (changed, done)
         if done:
             ended = set(map(id, done))
             self.running = [job for job in self.running if id(job) not in ended]
@@ -152,6 +187,7 @@ class Scheduler:
             self.pool.close(job.slot)
         self.waiting.clear()
         self._releases.clear()
+        self._decided = self._launched = 0.0
         self.loading, self.running, self._prefill, self._now = [], [], [], None
         self._list_decoding()
         return jobs
@@ -187,18 +223,21 @@ class Scheduler:
         """Admits waiting requests; returns when loads that the step waits for have ended."""
         ready = now
         while budget > 0 and len(self.running) < self.max_seqs:
-            job = next((job for job in self.loading if job.busy_until <= now), None)
+            job = next((job for job in self.loading if job.loaded is not None and job.loaded <= now), None)
             if job is not None:
                 if not self._resume(job):
                     break
             elif self.waiting:
                 job = self.waiting[0]
+                if job.arrived > now:
+                    break
                 admitted = self._look_up(job, now, ready)
                 if admitted is None:
                     break
                 self.waiting.popleft()
                 if not self._blocking(job.hit):
                     self.loading.append(job)
+                    job.loaded = None
                     continue
                 ready = max(ready, admitted)
             else:
@@ -270,40 +309,111 @@ class Scheduler:
                 job.busy_until = max(job.busy_until, complete)
         return held_up
 
-    def _stretch(self, now: float, batch: int, context: int) -> float:
+    def _prefill_on(self, end: float) -> float:
+        """Takes the next steps too, while a long prefill uses up their budget; returns when the last ends.
+
+        Nothing that arrives or is loaded meanwhile can be admitted, so they need not wait for the event loop.
+        They stop before the step that leaves budget over, and where a request ends or blocks are short.
+        """
+        pool, job, batch = self.pool, self._prefill[0], len(self._slots)
+        budget = self.max_batched_tokens - batch
+        cached = int(pool.tokens[job.slot])
+        most = (job.total - cached) // budget
+        if most and batch:
+            most = min(most, int((self._goals - pool.tokens[self._slots]).min()))
+        most = self._steps_that_fit(most, job, budget)
+        context = int(pool.tokens[self._slots].sum())
+        release = min((time for time, _ in self._releases), default=inf)
+        start = self._under_way().start
+        steps = 0
+        while steps < most:
+            decided = max(self._launched, start)
+            if decided >= release:
+                break
+            start = end
+            end = self._run([(job, budget, cached)], start, decided, batch, context)
+            cached += budget
+            context += batch
+            steps += 1
+        pool.prefill(job.slot, budget, self._slots, steps)
+        self.steps += steps
+        self._now = Stretch(start, end)
+        return end
+
+    def _run(self, work: list[tuple[Job, int, int]], now: float, ready: float, batch: int, context: int) -> float:
+        """When a step with prefill ends that is launched at `ready` and starts at `now` or then."""
+        prefill = [(new, cached) for _, new, cached in work]
+        self._launched = ready + self.cost.launch_seconds(prefill, batch)
+        start = max(now, ready + self.cost.fit.prepare_s)
+        end = max(start + self.cost.work_seconds(prefill, batch, context), self._launched)
+        stored = self._store(work, end)
+        if stored > end:
+            self._launched = end = stored
+        return end
+
+    def _steps_that_fit(self, most: int, job: Job | None = None, chunk: int = 0) -> int:
+        """Steps, at most `most`, for which there are free blocks: decoding, and a chunk of `job` in each."""
+        pool = self.pool
+
+        def fit(steps: int) -> bool:
+            needed = pool.needed(self._slots, steps)
+            if job is not None:
+                needed += pool.blocks_for(int(pool.tokens[job.slot]) + steps * chunk) - int(pool.held[job.slot])
+            return needed <= pool.free
+
+        if most <= 0 or fit(most):
+            return most
+        low, high = 0, most - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fit(middle) else (low, middle - 1)
+        return low
+
+    def _stretch(self, now: float, batch: int, context: int, decided: float, launched: float) -> float:
         """Decodes until a request ends, blocks run short or a load or store ends."""
         base = self.cost.decode_base(batch) + self.cost.decode_context_s * context
-        goals = np.array([job.goal for job in self._decoding], np.int64)
-        steps = 1 + int((goals - self.pool.tokens[self._slots]).min())
-        free = self.pool.free
-        if self.pool.needed(self._slots, steps - 1) > free:
-            low, high = 0, steps - 1
-            while low < high:
-                middle = (low + high + 1) // 2
-                low, high = (middle, high) if self.pool.needed(self._slots, middle) <= free else (low, middle - 1)
-            steps = 1 + low
+        steps = 1
+        if self.skip:
+            steps += self._steps_that_fit(int((self._goals - self.pool.tokens[self._slots]).min()))
         self._now = stretch = Stretch(now, now, steps, base, self.cost.decode_context_s * batch)
         stretch.end = stretch.after(steps)
-        wake = self.wake(now)
+        self._launched = launched
+        if launched > stretch.after(1):
+            stretch.steps, stretch.base, stretch.end = 1, launched - now, launched
+        wake = self.wake(decided)
         return stretch.end if wake is None else self.cut(wake)
 
     # -- ends ----------------------------------------------------------------------------------------
 
-    def _end_prefill(self, now: float) -> bool:
+    def _end_prefill(self) -> list[Job]:
         """Moves requests whose prefill is complete to decoding: their next token has been generated."""
         complete = [job for job in self._prefill if self.pool.tokens[job.slot] >= job.total]
         for job in complete:
             self._prefill.remove(job)
+        if complete:
+            self._list_decoding()
+        return complete
+
+    def _poll_loads(self) -> None:
+        """A step's worker looks for loads that have ended when it is launched, and reports them with its output."""
+        if self._now is not None:
+            for job in self.loading:
+                if job.loaded is None and job.busy_until <= self._launched:
+                    job.loaded = self._now.after(1)
+
+    def _deliver(self, now: float) -> None:
+        """Hands out the tokens of the last step: the engine reads them once the next step is launched."""
+        first, last = self._tokens_of
+        for job in first:
             if job.first_token is None:
                 job.first_token = now
                 if job.on_first_token is not None:
                     job.on_first_token(now)
-        if complete:
-            self._list_decoding()
-        return bool(complete)
+        for job in last:
+            job.last_token = now
+        self._tokens_of = ([], [])
 
     def _end(self, job: Job, now: float) -> None:
-        job.last_token = now
         pool = self.pool
         whole = (job.goal + 1) % pool.block_tokens == 0 and len(job.blocks) > job.goal // pool.block_tokens
         if whole and pool.caching and not pool.history[job.blocks[-1]]:
@@ -314,10 +424,7 @@ class Scheduler:
             stored = job.busy_until
             if chunks > job.stored:
                 stored = max(stored, self.tiers.store(job.chunks, job.stored, chunks, now)[1])
-        if stored > now:
-            self._releases.append((stored, job))
-        else:
-            pool.close(job.slot)
+        self._releases.append((max(stored, now), job))
 
     def _release_due(self, now: float) -> None:
         for _, job in [held for held in self._releases if held[0] <= now]:
@@ -364,6 +471,7 @@ class Scheduler:
         prefill = set(map(id, self._prefill))
         self._decoding = [job for job in self.running if id(job) not in prefill]
         self._slots = np.array([job.slot for job in self._decoding], np.int32)
+        self._goals = np.array([job.goal for job in self._decoding], np.int64)
 
     def _under_way(self) -> Stretch:
         if self._now is None:

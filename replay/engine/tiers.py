@@ -261,6 +261,8 @@ class TierStack:
         """A lookup walks from the first chunk, whatever the GPU holds."""
         self.stores_output = connector == "offload"
         """Chunks of the output are stored too, and GPU blocks are held until that has ended."""
+        self.engine_s = 0.0
+        """Seconds of the engine's thread that transfers beside its steps have cost since `take_engine_s`."""
         self.tiers = [
             Tier(ChunkCache(name, int(tier.gib * 2**30 // self.chunk_bytes), tier.policy), links[name])
             for name, tier in tiers
@@ -305,6 +307,7 @@ class TierStack:
             start = max(now, tier.load_free)
             done = start + tier.link.load_seconds((end - begin) * self.chunk_bytes, end - begin)
             tier.load_free = done
+            self.engine_s += 0.0 if tier.link.blocking_load else (end - begin) * tier.link.per_chunk_s
             tier.loads += end - begin
             tier.load_s += done - start
             now = done
@@ -315,6 +318,11 @@ class TierStack:
             now = top.cache.room_at(end - begin, now)
             top.cache.insert(ids, begin, end, now, now)
         return now
+
+    def take_engine_s(self) -> float:
+        """What submitting asynchronous transfers, copy by copy, has cost the engine's thread; resets it."""
+        taken, self.engine_s = self.engine_s, 0.0
+        return taken
 
     def pin(self, ids: Int32s, hit: Hit, by: int) -> None:
         """Protects the chunks of a hit while they are loaded (`by` = 1), or ends that (-1)."""
@@ -342,6 +350,7 @@ class TierStack:
                 held_up = handed = done
             else:
                 tier.store_free = done
+                self.engine_s += count * tier.link.store_per_chunk_s
             complete = max(complete, self._write(tier, ids, begin, end, count, handed, done))
         top = self.tiers[0].cache
         for tier in self.tiers[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +99,11 @@ def test_the_bundled_fits_are_what_the_fit_gives(calibration: Path, micro: dict[
     h200, h100 = profiles.gpu("h200"), profiles.gpu("h100")
     decode = fit.fit_decode(fit.read_decode(folder / "decode.jsonl"))
     alone = fit.MicroTable.read(micro["h200"][ALONE["h200"]])
-    fitted = fit.fit_steps([*fit.read_prefill(folder / "prefill.jsonl"), *alone.prefill], decode)
-    assert_close(fitted, h200.fits["qwen3-8b"])
+    assert_close([*fit.read_prefill(folder / "prefill.jsonl"), *alone.prefill], decode, h200.fits["qwen3-8b"])
     slower = h200.hbm_gbps / h100.hbm_gbps
     published = fit.MicroTable.read(micro["h100"][ALONE["h100"]])
     scaled = (decode[0] * slower, decode[1], decode[2] * slower)
-    assert_close(fit.fit_steps(published.prefill, scaled), h100.fits["qwen3-8b"])
+    assert_close(published.prefill, scaled, h100.fits["qwen3-8b"])
 
 
 def test_the_bundled_links_are_what_the_tables_give(micro: dict[str, Table]) -> None:
@@ -131,7 +131,8 @@ def test_the_bundled_links_are_what_the_tables_give(micro: dict[str, Table]) -> 
                 )
 
 
-def assert_close(fitted: profiles.StepFit, bundled: profiles.StepFit) -> None:
+def assert_close(rows: Sequence[fit.Prefill], decode: tuple[float, float, float], bundled: profiles.StepFit) -> None:
+    fitted = fit.fit_steps(rows, decode, overhead_s=bundled.overhead_s, prepare_s=bundled.prepare_s)
     for field, value in msgspec.structs.asdict(bundled).items():
         assert value == pytest.approx(getattr(fitted, field), rel=0.001), field
 
@@ -142,7 +143,8 @@ def test_the_fit_recovers_coefficients_from_its_own_times() -> None:
     grid = [(cached, new) for cached in (0, 4096, 32768) for new in (32, 256, 700, 1024, 4096, 16384)]
     rows = [fit.Prefill(cached, new, ttft(cost, cached, new)) for cached, new in grid]
     steps = [fit.Decode(b, n, cost.step_seconds((), b, b * n)) for b in (1, 8, 32) for n in (1000, 9000)]
-    fitted = fit.fit_steps(rows, fit.fit_decode(steps))
+    known = {"overhead_s": truth.overhead_s, "prepare_s": truth.prepare_s}
+    fitted = fit.fit_steps(rows, fit.fit_decode(steps), **known)
     for field, value in msgspec.structs.asdict(truth).items():
         assert getattr(fitted, field) == pytest.approx(value, rel=1e-3), field
 
@@ -150,13 +152,14 @@ def test_the_fit_recovers_coefficients_from_its_own_times() -> None:
 def test_a_grid_without_long_prompts_cannot_be_fitted() -> None:
     rows = [fit.Prefill(0, 16, 0.02), fit.Prefill(0, 32, 0.02)]
     with pytest.raises(ReplayError, match="add long prompts"):
-        fit.fit_steps(rows, (0.005, 0.0, 1e-8))
+        fit.fit_steps(rows, (0.005, 0.0, 1e-8), overhead_s=0.0)
 
 
-def test_a_chunked_prompt_costs_the_sum_of_its_steps() -> None:
+def test_a_chunk_is_launched_while_the_one_before_it_runs() -> None:
     cost = costs()
-    steps = [cost.step_seconds([(8192, 100)], 0, 0), cost.step_seconds([(1808, 8292)], 0, 0)]
-    assert cost.prefill_seconds(10_000, 100) == pytest.approx(sum(steps))
+    first, second = cost.step_seconds([(8192, 100)], 0, 0), cost.work_seconds([(808, 8292)], 0, 0)
+    assert second < cost.launch_seconds([(808, 8292)], 0)
+    assert cost.prefill_seconds(9000, 100) == pytest.approx(first + second)
     assert cost.prefill_seconds(0, 5000) == 0
 
 
