@@ -87,7 +87,10 @@ class CostModel:
         return self.fit.launch_s if tokens > self.fit.graph_tokens else self.fit.graph_launch_s
 
     def work_seconds(self, prefill: Sequence[Chunk], decode_batch: int, decode_context: int) -> float:
-        """GPU time of one step; see `step_seconds` for the arguments."""
+        """GPU time of one step; see `step_seconds` for the arguments.
+
+        It is linear in cached tokens and in context: where chunks of one size follow each other, each adds as much.
+        """
         fit = self.fit
         new = attended = 0
         for tokens, cached in prefill:
@@ -114,10 +117,18 @@ class CostModel:
         A chunk is launched while the one before it runs.
         """
         launched = end = 0.0
-        for chunk in chunks(new, cached, self.max_batched_tokens):
-            start = max(end, launched + self.fit.prepare_s)
-            launched += self.launch_seconds([chunk], 0)
-            end = max(start + self.work_seconds([chunk], 0, 0), launched)
+        whole, rest = divmod(new, self.max_batched_tokens)
+        for size, steps in ((self.max_batched_tokens, whole), (rest, int(rest > 0))):
+            if not steps:
+                continue
+            launch, work = self.launch_seconds([(size, cached)], 0), self.work_seconds([(size, cached)], 0, 0)
+            more = self.work_seconds([(size, cached + size)], 0, 0) - work
+            for _ in range(steps):
+                start = max(end, launched + self.fit.prepare_s)
+                launched += launch
+                end = max(start + work, launched)
+                work += more
+            cached += steps * size
         return end
 
 

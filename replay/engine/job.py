@@ -52,13 +52,13 @@ class Job:
     load_s: float = 0.0
     """Seconds between asking lower tiers for KV and having it."""
     preemptions: int = 0
+    goal: int = field(init=False)
+    """Tokens whose KV it holds when it ends: all but the last generated one."""
 
     @property
     def total(self) -> int:
         """Tokens whose KV it needs before the next one can be generated."""
         return self.prompt + self.generated
 
-    @property
-    def goal(self) -> int:
-        """Tokens whose KV it holds when it ends: all but the last generated one."""
-        return self.prompt + self.output - 1
+    def __post_init__(self) -> None:
+        self.goal = self.prompt + self.output - 1

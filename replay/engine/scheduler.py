@@ -130,7 +130,9 @@ class Scheduler:
             return self._begin(now)
         if not work:
             return self._stretch(now, batch, context, decided, ready)
-        end = self._run(work, now, ready, batch, context)
+        prefill = [(new, cached) for _, new, cached in work]
+        launch, seconds = self.cost.launch_seconds(prefill, batch), self.cost.work_seconds(prefill, batch, context)
+        end = self._run(work, now, ready, launch, seconds)
         self._now = Stretch(now, end)
         return end
 
@@ -166,10 +168,10 @@ class Scheduler:
             self.pool.decode(self._slots, stretch.steps - 1)
         done: list[Job] = []
         changed = self._end_prefill()
-        for job in self._decoding:
-            if self.pool.tokens[job.slot] >= job.goal:
-                self._end(job, stretch.end)
-                done.append(job)
+        for index in np.flatnonzero(self.pool.tokens[self._slots] >= self._goals):
+            job = self._decoding[index]
+            self._end(job, stretch.end)
+            done.append(job)
         self._tokens_of = (changed, done)
         if done:
             ended = set(map(id, done))
@@ -297,15 +299,16 @@ class Scheduler:
 
     def _store(self, work: list[tuple[Job, int, int]], end: float) -> float:
         """Writes the chunks that a step completed through to lower tiers; returns when the step ends."""
-        if not self.tiers:
+        tiers = self.tiers
+        if not tiers:
             return end
         held_up = end
         for job, new, cached in work:
-            chunks = min(self._full_chunks(cached + new), len(job.chunks))
+            chunks = min((cached + new) // tiers.chunk_tokens, len(job.chunks))
             if chunks > job.stored:
-                held_up, complete = self.tiers.store(job.chunks, job.stored, chunks, held_up)
+                held_up, complete = tiers.store(job.chunks, job.stored, chunks, held_up)
                 job.stored = chunks
-                self.pool.remember(job.slot, chunks * self._chunk_tokens)
+                self.pool.remember(job.slot, chunks * tiers.chunk_tokens)
                 job.busy_until = max(job.busy_until, complete)
         return held_up
 
@@ -322,7 +325,12 @@ class Scheduler:
         if most and batch:
             most = min(most, int((self._goals - pool.tokens[self._slots]).min()))
         most = self._steps_that_fit(most, job, budget)
+        if most <= 0:
+            return end
         context = int(pool.tokens[self._slots].sum())
+        launch = self.cost.launch_seconds([(budget, cached)], batch)
+        seconds = self.cost.work_seconds([(budget, cached)], batch, context)
+        more = self.cost.work_seconds([(budget, cached + budget)], batch, context + batch) - seconds
         release = min((time for time, _ in self._releases), default=inf)
         start = self._under_way().start
         steps = 0
@@ -331,21 +339,23 @@ class Scheduler:
             if decided >= release:
                 break
             start = end
-            end = self._run([(job, budget, cached)], start, decided, batch, context)
+            end = self._run([(job, budget, cached)], start, decided, launch, seconds + steps * more)
             cached += budget
-            context += batch
             steps += 1
         pool.prefill(job.slot, budget, self._slots, steps)
         self.steps += steps
         self._now = Stretch(start, end)
         return end
 
-    def _run(self, work: list[tuple[Job, int, int]], now: float, ready: float, batch: int, context: int) -> float:
-        """When a step with prefill ends that is launched at `ready` and starts at `now` or then."""
-        prefill = [(new, cached) for _, new, cached in work]
-        self._launched = ready + self.cost.launch_seconds(prefill, batch)
-        start = max(now, ready + self.cost.fit.prepare_s)
-        end = max(start + self.cost.work_seconds(prefill, batch, context), self._launched)
+    def _run(
+        self, work: list[tuple[Job, int, int]], now: float, ready: float, launch: float, seconds: float
+    ) -> float:
+        """When a step with prefill ends that is launched from `ready` on, for `launch` seconds on the CPU.
+
+        The GPU works on it for `seconds` from `now` on, or when it is prepared.
+        """
+        self._launched = ready + launch
+        end = max(max(now, ready + self.cost.fit.prepare_s) + seconds, self._launched)
         stored = self._store(work, end)
         if stored > end:
             self._launched = end = stored
