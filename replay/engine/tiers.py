@@ -5,8 +5,9 @@ What is modelled, per connector:
 - ``lmcache`` (LMCache in the engine's process, ``lmcache/v1/storage_backend``): a lookup walks from the
   first chunk, the CPU tier as far as its longest prefix goes, then disk, then remote; every full chunk
   of a prompt that was computed is written through to all tiers; what a lower tier serves is written
-  back to the CPU tier; a chunk stays in the CPU tier, its staging buffer, until the disk has it, and a
-  step that finds no room there waits; chunks found are touched last chunk first; chunks of the output
+  back to the CPU tier; a chunk stays in the CPU tier, its staging buffer, until the disk has it; what
+  finds no room there is not stored at all, but a load from below waits for room, looking every 0.1 s
+  (``LocalCPUBackend.allocate``); chunks found are touched last chunk first; chunks of the output
   are not stored (``save_decode_cache`` is off by default).
 - ``offload`` (vLLM's ``OffloadingConnector``): a lookup starts where the GPU's hit ends; every full block
   is stored, also of the output, and the request's blocks are touched then; its GPU blocks stay held
@@ -27,6 +28,8 @@ from replay.backends.preset import LowerTier
 from replay.engine.lru import Int32s, append, unlink
 from replay.engine.profiles import Link
 
+RETRY_S = 0.1
+"""Between two looks for room in the staging buffer (``LocalCPUBackend.allocate``)."""
 ABSENT, PRESENT = 0, 1
 KEPT, DROPPED = 1, 2
 
@@ -109,28 +112,30 @@ class ChunkCache:
         """Keeps chunks from eviction until `lower` has them (they are its staging buffer)."""
         _keep_until(self._state, self._busy, ids, start, end, lower._state, lower._ready)
 
+    def room(self, count: int, now: float) -> int:
+        """How many of `count` more chunks fit at `now`, evicting what may be evicted."""
+        free = self.capacity - self.used
+        if count <= free:
+            return count
+        return free + int(_evictable(self._after, self._pins, self._busy, now, count - free))
+
     def room_at(self, count: int, now: float) -> float:
         """The earliest time from `now` on at which `count` more chunks fit, evicting what may be evicted."""
+        most = min(count, self.capacity)
+        short = most - self.room(most, now)
+        if not short:
+            return now
         held = self._state == PRESENT
-        fixed = int((held & (self._pins > 0)).sum())
         waits = np.sort(self._busy[held & (self._pins == 0) & (self._busy > now)])
-        short = min(count, self.capacity) - (self.capacity - fixed - len(waits))
-        return now if short <= 0 or not len(waits) else float(waits[min(short, len(waits)) - 1])
+        return float(waits[min(short, len(waits)) - 1]) if len(waits) else now
 
     def pin(self, ids: Int32s, start: int, end: int, by: int) -> None:
         """Protects chunks from eviction (`by` = 1), or ends that (`by` = -1)."""
         self._pins[ids[start:end] + 1] += by
 
-    def visible(self, ids: Int32s, now: float) -> npt.NDArray[np.bool_]:
-        """Which chunks can be served at `now`."""
-        return np.asarray((self._state[ids + 1] == PRESENT) & (self._ready[ids + 1] <= now))
-
-    def delayed(self, ids: Int32s, now: float) -> npt.NDArray[np.bool_]:
-        """Which chunks had their last store dropped, or not finished at `now`."""
-        entries = ids + 1
-        return np.asarray(
-            (self._fate[entries] == DROPPED) | ((self._state[entries] == PRESENT) & (self._ready[entries] > now))
-        )
+    def on_the_way(self, ids: Int32s, now: float, served: npt.NDArray[np.bool_], late: npt.NDArray[np.bool_]) -> None:
+        """Marks which chunks are `served` at `now`, and which are `late`: their last store dropped or unfinished."""
+        _on_the_way(self._state, self._fate, self._ready, ids, now, served, late)
 
     def clear(self) -> None:
         """Empties the tier."""
@@ -199,6 +204,24 @@ def _insert(  # type: ignore[no-untyped-def]  # pragma: no cover
 
 
 @numba.njit(cache=True)
+def _evictable(after, pins, busy, now, most):  # type: ignore[no-untyped-def]  # pragma: no cover
+    count, entry = 0, after[0]
+    while entry > 0 and count < most:
+        count += pins[entry] <= 0 and busy[entry] <= now
+        entry = after[entry]
+    return count
+
+
+@numba.njit(cache=True)
+def _on_the_way(state, fate, ready, ids, now, served, late):  # type: ignore[no-untyped-def]  # pragma: no cover
+    for index in range(len(ids)):
+        entry = ids[index] + 1
+        here = state[entry] == PRESENT
+        served[index] |= here and ready[entry] <= now
+        late[index] |= fate[entry] == DROPPED or (here and ready[entry] > now)
+
+
+@numba.njit(cache=True)
 def _keep_until(state, busy, ids, start, end, lower_state, lower_ready):  # type: ignore[no-untyped-def]  # pragma: no cover
     for index in range(start, end):
         entry = ids[index] + 1
@@ -224,6 +247,10 @@ class Tier:
     link: Link
     load_free: float = 0.0
     store_free: float = 0.0
+    dirtied: float = 0.0
+    """Bytes written since the last write-back."""
+    flush_s: float = 0.0
+    """What is left of the write-back, in seconds."""
     loads: int = 0
     """Chunks loaded so far."""
     load_s: float = 0.0
@@ -261,8 +288,6 @@ class TierStack:
         """A lookup walks from the first chunk, whatever the GPU holds."""
         self.stores_output = connector == "offload"
         """Chunks of the output are stored too, and GPU blocks are held until that has ended."""
-        self.engine_s = 0.0
-        """Seconds of the engine's thread that transfers beside its steps have cost since `take_engine_s`."""
         self.tiers = [
             Tier(ChunkCache(name, int(tier.gib * 2**30 // self.chunk_bytes), tier.policy), links[name])
             for name, tier in tiers
@@ -303,26 +328,25 @@ class TierStack:
         Tiers are read one after the other; each load waits for those before it on the same link. What comes
         from below the CPU tier is written back to it.
         """
-        for tier, begin, end in hit.parts:
-            start = max(now, tier.load_free)
-            done = start + tier.link.load_seconds((end - begin) * self.chunk_bytes, end - begin)
-            tier.load_free = done
-            self.engine_s += 0.0 if tier.link.blocking_load else (end - begin) * tier.link.per_chunk_s
-            tier.loads += end - begin
-            tier.load_s += done - start
-            now = done
         top = self.tiers[0]
         below = [(begin, end) for tier, begin, end in hit.parts if tier is not top]
         if below and top.name == "cpu":
             begin, end = below[0][0], below[-1][1]
-            now = top.cache.room_at(end - begin, now)
+            wait = top.cache.room_at(end - begin, now) - now
+            now += -(-wait // RETRY_S) * RETRY_S
             top.cache.insert(ids, begin, end, now, now)
+        for tier, begin, end in hit.parts:
+            start = max(now, tier.load_free)
+            done = start + tier.link.load_seconds((end - begin) * self.chunk_bytes, end - begin)
+            tier.load_free = done
+            tier.loads += end - begin
+            tier.load_s += done - start
+            now = done
         return now
 
-    def take_engine_s(self) -> float:
-        """What submitting asynchronous transfers, copy by copy, has cost the engine's thread; resets it."""
-        taken, self.engine_s = self.engine_s, 0.0
-        return taken
+    def launch_delay(self, now: float) -> float:
+        """Seconds by which writers that are at work at `now` delay the launch of a step with prefill."""
+        return sum(tier.link.busy_launch_s for tier in self.tiers if tier.store_free > now)
 
     def pin(self, ids: Int32s, hit: Hit, by: int) -> None:
         """Protects the chunks of a hit while they are loaded (`by` = 1), or ends that (-1)."""
@@ -337,27 +361,42 @@ class TierStack:
         """
         held_up = complete = now
         handed = now
+        full = self.tiers[0].cache.used >= self.tiers[0].cache.capacity
         for depth, tier in enumerate(self.tiers):
             count = tier.cache.missing(ids, begin, end)
+            if depth == 0 and len(self.tiers) > 1 and self.from_start:
+                short = max(0, count - tier.cache.room(count, handed))
+                count, end = count - short, end - short
             if not count:
                 continue
-            if depth == 0 and len(self.tiers) > 1:
-                room = tier.cache.room_at(count, handed)
-                held_up, handed = max(held_up, room), max(handed, room)
             seconds = tier.link.store_seconds(count * self.chunk_bytes, count)
+            seconds += count * tier.link.crowded_store_s if full else 0.0
             done = (handed if tier.link.blocking_store else max(handed, tier.store_free)) + seconds
             if tier.link.blocking_store:
                 held_up = handed = done
             else:
                 tier.store_free = done
-                self.engine_s += count * tier.link.store_per_chunk_s
             complete = max(complete, self._write(tier, ids, begin, end, count, handed, done))
+            held_up += self._flush(tier, count)
         top = self.tiers[0].cache
         for tier in self.tiers[1:]:
             top.keep_until(ids, begin, end, tier.cache)
         if not self.from_start:
             top.touch(ids, 0, end)
         return held_up, max(complete, held_up)
+
+    def _flush(self, tier: Tier, count: int) -> float:
+        """Seconds for which a step that writes waits while the host writes back what a tier's files have dirtied."""
+        if not tier.link.flush_every_gb:
+            return 0.0
+        tier.dirtied += count * self.chunk_bytes
+        if tier.dirtied >= tier.link.flush_every_gb * 1e9:
+            tier.dirtied = 0.0
+            tier.flush_s += tier.link.flush_s
+        pause = min(tier.flush_s, tier.link.flush_pause_s)
+        tier.flush_s -= pause
+        tier.store_free += pause
+        return pause
 
     def _write(self, tier: Tier, ids: Int32s, begin: int, end: int, count: int, now: float, done: float) -> float:
         """Puts chunks into one tier, visible at `done` or as its drain takes them."""
@@ -376,9 +415,7 @@ class TierStack:
 
     def on_the_way(self, ids: Int32s, now: float) -> npt.NDArray[np.bool_]:
         """Which chunks no tier can serve at `now` because a store was dropped or has not ended."""
-        served = np.zeros(len(ids), np.bool_)
-        delayed = np.zeros(len(ids), np.bool_)
+        served, late = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.bool_)
         for tier in self.tiers:
-            served |= tier.cache.visible(ids, now)
-            delayed |= tier.cache.delayed(ids, now)
-        return delayed & ~served
+            tier.cache.on_the_way(ids, now, served, late)
+        return late & ~served
