@@ -94,6 +94,10 @@ def _trace(path: str) -> Any:
 @click.option("--seed", type=int, default=0, help="Seed of token content.")
 @click.option("--name", help="Name of the run [default: the backend's].")
 @click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the server's API key.")
+@click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="Header of every request.")
+@click.option("--endpoint", type=click.Choice(["completions", "chat", "messages"]), help="Interface of the server.")
+@click.option("--tokenizer", help="Words of chat text: a tiktoken encoding or a path to a tokenizer.json.")
+@click.option("--kv-events", metavar="ADDRESS", help="ZMQ address where vLLM publishes its cache events.")
 @click.option(
     "--isolation",
     type=click.Choice(["salt", "reset", "none"]),
@@ -116,6 +120,10 @@ def run(
     db: str,
     name: str | None,
     api_key_env: str | None,
+    headers: tuple[str, ...],
+    endpoint: str | None,
+    tokenizer: str | None,
+    kv_events: str | None,
     isolation: str,
     dummy_weights: bool,
     max_model_len: int | None,
@@ -143,6 +151,10 @@ def run(
         model=model,
         gpu=gpu,
         api_key_env=api_key_env,
+        headers=connect.parse_headers(headers),
+        endpoint=endpoint,
+        tokenizer=tokenizer,
+        kv_events=kv_events,
         isolation=isolation,
         dummy_weights=dummy_weights,
         max_model_len=max_model_len,

@@ -1,4 +1,4 @@
-"""The command ``replay serve``."""
+"""The commands ``replay serve`` and ``replay doctor``."""
 
 from __future__ import annotations
 
@@ -53,3 +53,30 @@ def serve(
 
     with contextlib.suppress(KeyboardInterrupt):
         run(serve_model(preset, model, gpu, host=host, port=port, faults=had, ready=ready), virtual=False)
+
+
+@main.command()
+@click.option("--disk", type=click.Path(), help="Folder to measure as a disk tier (writes half a GiB, removed after).")
+@click.option("--python", help="The engine's interpreter [default: $REPLAY_ENGINE_PYTHON, else this one].")
+@click.option("--model", default="qwen3-8b", show_default=True, help="Model whose KV size the disk is judged by.")
+@click.option("--gpu", help="GPU profile to compare loading with computing.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def doctor(disk: str | None, python: str | None, model: str, gpu: str | None, as_json: bool) -> None:
+    """Say what this machine can run, what is missing, and how fast a disk tier would be.
+
+    \b
+    Example:
+      replay doctor --disk /mnt/nvme --gpu h100
+    """
+    import json
+    from pathlib import Path
+
+    from replay.backends import doctor as machine
+
+    checks = machine.doctor(python=python, disk=Path(disk) if disk else None, model=model, gpu=gpu)
+    if as_json:
+        click.echo(json.dumps(machine.as_json(checks), indent=2))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(machine.render(checks))

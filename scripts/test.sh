@@ -11,6 +11,16 @@ python=${PYTHON:-python3}
 if [ $# -gt 0 ]; then
   exec .venv/bin/python -m pytest "$@"
 fi
+# The pages' tests drive a browser, and the real engines have an environment of their own.
+if ! command -v chromium >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq && apt-get install -y -qq chromium >/dev/null
+  else
+    echo "test.sh: no chromium here, so the tests of the HTML pages in a browser will be skipped; install it" >&2
+  fi
+fi
+PYTHON=$python scripts/engines.sh >/dev/null
+export REPLAY_ENGINES=1
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy

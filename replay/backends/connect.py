@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,14 @@ class Where:
     """GPU profile for ``sim``; a remark stored with the run otherwise."""
     api_key_env: str | None = None
     """Environment variable that holds the API key of a server at a URL."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Further headers of every request, such as a router's."""
+    endpoint: str | None = None
+    """``completions``, ``chat`` or ``messages``; null: token ids if the engine takes them, else messages."""
+    tokenizer: str | None = None
+    """Whose words make up chat text: a tiktoken encoding or a path to a ``tokenizer.json``."""
+    kv_events: str | None = None
+    """ZMQ address at which the engine publishes its cache events; null: it does not."""
     isolation: str = "salt"
     """How the run is kept apart from earlier ones: ``salt``, ``reset`` or ``none``."""
     dummy_weights: bool = False
@@ -80,6 +88,21 @@ class Where:
         from replay.engine import profiles
 
         return profiles.model(self.model or DEFAULT_MODEL).max_context
+
+
+def parse_headers(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Headers from ``Name: value`` texts.
+
+    Raises:
+        ReplayError: not of that form.
+    """
+    headers = []
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip():
+            raise ReplayError(f"--header {name.strip()}: write it as 'Name: value'")
+        headers.append((name.strip(), value.strip()))
+    return tuple(headers)
 
 
 def default_target() -> str:
@@ -163,10 +186,13 @@ def _http(
     return HttpBackend(
         url,
         where.preset,
-        HttpBackend.content_for(where.preset, seed),
+        HttpBackend.content_for(where.preset, seed, tokenizer=where.tokenizer),
         clock,
         model=model,
         api_key_env=where.api_key_env,
+        headers=dict(where.headers),
+        endpoint=where.endpoint,  # type: ignore[arg-type]
+        kv_events=where.kv_events,
         outputs=outputs,
         isolation=where.isolation,
         lookups=lookups,
