@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from replay.engine.lru import Int32s, unlink
+from replay.engine.lru import Int32s
 
 NEVER, STORED, BEFORE_RESET, UNFINISHED = 0, 1, 2, 3
 """History of a block id: never stored; stored since the last reset; only before it; computed but for
@@ -43,12 +43,16 @@ class BlockPool:
         self.caching = caching
         self.usable = blocks - 1
         """Blocks that requests can hold."""
-        self._after = np.roll(np.arange(blocks, dtype=np.int32), -1)
-        self._before = np.roll(np.arange(blocks, dtype=np.int32), 1)
-        self._refs = np.zeros(blocks, np.int32)
+        # The free queue: blocks in `queue[head:tail]`, -1 where one was taken out. `place` is a free block's index
+        # there, else minus its references. Read and written in order, it costs fewer cache misses than a list.
+        self._queue = np.full(4 * blocks, -1, np.int32)
+        self._queue[blocks : 2 * blocks - 1] = np.arange(1, blocks)
+        self._place = np.arange(blocks - 1, 2 * blocks - 1, dtype=np.int32)
+        self._place[0] = -1
         self._key = np.full(blocks, -1, np.int32)
         self._twin = np.full(blocks, -1, np.int32)
-        self._counts = np.array([self.usable, 0], np.int64)
+        self._counts = np.array([self.usable, 0, blocks, 2 * blocks - 1], np.int64)
+        """Free blocks, evicted so far, head and tail of the queue."""
         self.first: Int32s = np.full(1024, -1, np.int32)
         """The block that a hit on an id finds, or -1; grows with the ids."""
         self.history: npt.NDArray[np.int8] = np.zeros(1024, np.int8)
@@ -124,12 +128,12 @@ class BlockPool:
         """
         if not self.caching:
             return 0, 0
-        hit, idle = _match(self.first, self._refs, self._ids[slot], limit)
+        hit, idle = _match(self.first, self._place, self._ids[slot], limit)
         return int(hit), int(idle)
 
     def hold(self, slot: int, hits: int) -> None:
         """Takes the first `hits` blocks, which `match` found, out of the free queue."""
-        _hold(self.first, self._refs, self._after, self._before, self._counts, self._ids[slot], self._table[slot], hits)
+        _hold(self.first, self._place, self._queue, self._counts, self._ids[slot], self._table[slot], hits)
         self.held[slot] = self._labelled[slot] = hits
         self.tokens[slot] = hits * self.block_tokens
 
@@ -148,7 +152,7 @@ class BlockPool:
 
     def _take(self, slot: int, blocks: int) -> None:
         _take(
-            self._after, self._before, self._refs, self._key, self._twin, self.first, self._counts,
+            self._queue, self._place, self._key, self._twin, self.first, self._counts,
             self._table[slot], self.held[slot], blocks,
         )  # fmt: skip
         self.held[slot] = blocks
@@ -175,7 +179,7 @@ class BlockPool:
     def decode(self, slots: Int32s, steps: int) -> None:
         """Decodes `steps` tokens in each of `slots`; the caller has checked `needed`."""
         _decode(
-            self._after, self._before, self._refs, self._key, self._twin, self.first, self.history, self._counts,
+            self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts,
             self._ids, self._table, self.tokens, self.held, self._labelled, slots, steps, self.block_tokens,
             self.caching,
         )  # fmt: skip
@@ -187,14 +191,14 @@ class BlockPool:
         """
         if steps:
             _prefill(
-                self._after, self._before, self._refs, self._key, self._twin, self.first, self.history, self._counts,
+                self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts,
                 self._ids, self._table, self.tokens, self.held, self._labelled, slots, slot, chunk, steps,
                 self.block_tokens, self.caching,
             )  # fmt: skip
 
     def release(self, slot: int) -> None:
         """Frees all blocks of a slot, those without an id to be used first, the others' last one first."""
-        _release(self._refs, self._after, self._before, self._key, self._counts, self._table[slot], self.held[slot])
+        _release(self._queue, self._place, self._key, self._counts, self._table[slot], self.held[slot])
         self.held[slot] = self._labelled[slot] = self.tokens[slot] = 0
 
     def close(self, slot: int) -> None:
@@ -211,34 +215,39 @@ class BlockPool:
 
 
 @numba.njit(cache=True)
-def _match(first, refs, ids, limit):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _match(first, place, ids, limit):  # type: ignore[no-untyped-def]  # pragma: no cover
     hit = idle = 0
     while hit < limit:
         block = first[ids[hit]]
         if block < 0:
             break
-        idle += refs[block] == 0
+        idle += place[block] >= 0
         hit += 1
     return hit, idle
 
 
 @numba.njit(cache=True)
-def _hold(first, refs, after, before, counts, ids, table, hits):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _hold(first, place, queue, counts, ids, table, hits):  # type: ignore[no-untyped-def]  # pragma: no cover
     for index in range(hits):
         block = first[ids[index]]
-        if refs[block] == 0:
-            unlink(after, before, block)
+        if place[block] >= 0:
+            queue[place[block]] = -1
+            place[block] = 0
             counts[0] -= 1
-        refs[block] += 1
+        place[block] -= 1
         table[index] = block
 
 
 @numba.njit(cache=True)
-def _take(after, before, refs, key, twin, first, counts, table, begin, end):  # type: ignore[no-untyped-def]  # pragma: no cover
-    # One loop without calls, and the queue's head mended once: a call costs reference counts of every array.
-    block = after[0]
+def _take(queue, place, key, twin, first, counts, table, begin, end):  # type: ignore[no-untyped-def]  # pragma: no cover
+    # One loop without calls: a call costs reference counts of every array.
+    head = counts[2]
     for index in range(begin, end):
-        refs[block] = 1
+        while queue[head] < 0:
+            head += 1
+        block = queue[head]
+        head += 1
+        place[block] = -1
         table[index] = block
         name = key[block]
         if name >= 0:
@@ -250,11 +259,11 @@ def _take(after, before, refs, key, twin, first, counts, table, begin, end):  # 
                 while twin[other] != block:
                     other = twin[other]
                 twin[other] = rest
-            key[block] = twin[block] = -1
-        block = after[block]
-    after[0] = block
-    before[block] = 0
+            key[block] = -1
+            if rest >= 0:
+                twin[block] = -1
     counts[0] -= end - begin
+    counts[2] = head
 
 
 @numba.njit(cache=True)
@@ -273,32 +282,39 @@ def _label(key, twin, first, history, ids, table, begin, end):  # type: ignore[n
 
 
 @numba.njit(cache=True)
-def _release(refs, after, before, key, counts, table, held):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _release(queue, place, key, counts, table, held):  # type: ignore[no-untyped-def]  # pragma: no cover
+    if counts[2] < held or counts[3] + held > len(queue):
+        _centre(queue, place, counts)
     # Blocks without an id can never be hit: vLLM (0.26 to 0.33, `BlockPool.free_blocks`) takes them first.
-    newest = before[0]
+    head, tail = counts[2], counts[3]
     for index in range(held):
         block = table[held - 1 - index]
-        if key[block] >= 0:
-            refs[block] -= 1
-            if refs[block] == 0:
-                after[newest] = block
-                before[block] = newest
-                newest = block
-                counts[0] += 1
-    after[newest] = 0
-    before[0] = newest
-    oldest = after[0]
+        place[block] += 1
+        if place[block] == 0 and key[block] >= 0:
+            queue[tail] = block
+            place[block] = tail
+            tail += 1
+            counts[0] += 1
     for index in range(held):
         block = table[index]
-        if key[block] < 0:
-            refs[block] -= 1
-            if refs[block] == 0:
-                before[oldest] = block
-                after[block] = oldest
-                oldest = block
-                counts[0] += 1
-    after[0] = oldest
-    before[oldest] = 0
+        if place[block] == 0:
+            head -= 1
+            queue[head] = block
+            place[block] = head
+            counts[0] += 1
+    counts[2], counts[3] = head, tail
+
+
+@numba.njit(cache=True)
+def _centre(queue, place, counts):  # type: ignore[no-untyped-def]  # pragma: no cover
+    blocks = queue[counts[2] : counts[3]]
+    blocks = blocks[blocks >= 0]
+    start = len(queue) // 4
+    queue[:] = -1
+    for index in range(len(blocks)):
+        queue[start + index] = blocks[index]
+        place[blocks[index]] = start + index
+    counts[2], counts[3] = start, start + len(blocks)
 
 
 @numba.njit(cache=True)
@@ -311,9 +327,8 @@ def _needed(slots, tokens, held, size, steps):  # type: ignore[no-untyped-def]  
 
 @numba.njit(cache=True)
 def _grow(  # type: ignore[no-untyped-def]  # pragma: no cover
-    after,
-    before,
-    refs,
+    queue,
+    place,
     key,
     twin,
     first,
@@ -332,7 +347,7 @@ def _grow(  # type: ignore[no-untyped-def]  # pragma: no cover
     tokens[slot] += more
     blocks = (tokens[slot] + size - 1) // size
     if blocks > held[slot]:
-        _take(after, before, refs, key, twin, first, counts, table[slot], held[slot], blocks)
+        _take(queue, place, key, twin, first, counts, table[slot], held[slot], blocks)
         held[slot] = blocks
     full = tokens[slot] // size
     if caching and full > labelled[slot]:
@@ -342,9 +357,8 @@ def _grow(  # type: ignore[no-untyped-def]  # pragma: no cover
 
 @numba.njit(cache=True)
 def _decode(  # type: ignore[no-untyped-def]  # pragma: no cover
-    after,
-    before,
-    refs,
+    queue,
+    place,
     key,
     twin,
     first,
@@ -362,14 +376,14 @@ def _decode(  # type: ignore[no-untyped-def]  # pragma: no cover
 ):
     for slot in slots:
         _grow(
-            after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, slot, steps,
+            queue, place, key, twin, first, history, counts, ids, table, tokens, held, labelled, slot, steps,
             size, caching,
         )  # fmt: skip
 
 
 @numba.njit(cache=True)
 def _prefill(  # type: ignore[no-untyped-def]  # pragma: no cover
-    after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, slots, long, chunk,
+    queue, place, key, twin, first, history, counts, ids, table, tokens, held, labelled, slots, long, chunk,
     steps, size, caching,
 ):  # fmt: skip
     for _ in range(steps):
@@ -379,10 +393,10 @@ def _prefill(  # type: ignore[no-untyped-def]  # pragma: no cover
                 tokens[slot] += 1
             else:
                 _grow(
-                    after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, slot,
+                    queue, place, key, twin, first, history, counts, ids, table, tokens, held, labelled, slot,
                     1, size, caching,
                 )  # fmt: skip
         _grow(
-            after, before, refs, key, twin, first, history, counts, ids, table, tokens, held, labelled, long, chunk,
+            queue, place, key, twin, first, history, counts, ids, table, tokens, held, labelled, long, chunk,
             size, caching,
         )  # fmt: skip

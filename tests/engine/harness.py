@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from replay.backends.preset import GpuTier, LowerTier, Preset, Tiers
 from replay.backends.sim import SimBackend
 from replay.engine.engine import Engine
+from replay.engine.pool import BlockPool
 from replay.load.clock import RunClock, run
 from replay.load.outcome import Outcome, Request
 from replay.trace import ROOT, PrefixTree, Tip, Turn
@@ -134,17 +135,19 @@ def fits(asks: list[Ask], most: int = 180) -> list[Ask]:
     return kept
 
 
+def free_queue(pool: BlockPool) -> list[int]:
+    """Free blocks, the next one to be used first."""
+    queue = pool._queue[pool._counts[2] : pool._counts[3]]
+    return [int(block) for block in queue[queue >= 0]]
+
+
 def check_engine(engine: Engine) -> None:
     """No tier above its capacity, no block both free and held."""
     pool = engine.pool
-    queue = []
-    block = int(pool._after[0])
-    while block:
-        queue.append(block)
-        block = int(pool._after[block])
+    queue = free_queue(pool)
     assert len(set(queue)) == len(queue) == pool.free
-    assert all(pool._refs[block] == 0 for block in queue)
-    assert int((pool._refs > 0).sum()) + len(queue) == pool.usable
+    assert (pool._place[queue] >= 0).all()
+    assert int((pool._place[1:] < 0).sum()) + len(queue) == pool.usable
     for tier in engine.tiers.tiers if engine.tiers else []:
         cache = tier.cache
         assert cache.used == int((cache._state == 1).sum()) <= cache.capacity

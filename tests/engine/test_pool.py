@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+from engine.harness import free_queue
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,14 +13,9 @@ BLOCKS, SIZE = 12, 2
 
 def check(pool: BlockPool) -> None:
     """Every block but the null block is either in the free queue or held, and what is cached can be found."""
-    queue = []
-    block = int(pool._after[0])
-    while block:
-        queue.append(block)
-        assert pool._before[pool._after[block]] == block
-        block = int(pool._after[block])
+    queue = free_queue(pool)
     assert len(queue) == len(set(queue)) == pool.free
-    held = set(np.flatnonzero(pool._refs).tolist())
+    held = set(np.flatnonzero(pool._place < 0).tolist()) - {0}
     assert held.isdisjoint(queue)
     assert held | set(queue) == set(range(1, pool.blocks))
     found = set()
@@ -121,12 +117,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.free == len(self.free)
         for name in range(200):
             assert (self.pool.first[name] >= 0) == bool(self.cached.get(name))
-        order = []
-        block = int(self.pool._after[0])
-        while block:
-            order.append(int(self.pool._key[block]))
-            block = int(self.pool._after[block])
-        assert order == [block[0] for block in self.free]
+        assert self.pool._key[free_queue(self.pool)].tolist() == [block[0] for block in self.free]
 
 
 TestPool = PoolMachine.TestCase
