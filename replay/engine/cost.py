@@ -165,7 +165,9 @@ def _links(gpu: GpuProfile, preset: Preset) -> dict[str, Link]:
         link = known[name]
         load, store = tier.gbps or link.load_gbps, tier.store_gbps or link.store_gbps
         if tier.gbps or tier.store_gbps:
-            link = _replace(link, load_gbps=load, store_gbps=store, source="derived")
+            # Another device than the profile's: what it drains is what the user says it stores or reads.
+            drain = link.drain_gbps and (tier.store_gbps or tier.gbps)
+            link = _replace(link, load_gbps=load, store_gbps=store, drain_gbps=drain, source="derived")
         links[name] = link
     return links
 

@@ -53,9 +53,24 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """True: the engine's steps wait for the load (LMCache in process); false: only the request waits."""
     blocking_store: bool = True
     """True: the engine's steps wait for the store; false: it overlaps with them."""
+    busy_launch_s: NotNegative = 0.0
+    """More for launching a step with prefill while chunks are being drained: the writers are threads of the engine."""
+    crowded_store_s: NotNegative = 0.0
+    """More for each chunk that is stored while the buffer above this tier is full, so that another must leave."""
+    flush_every_gb: Positive | None = None
+    """Written bytes, in GB, after which the host writes its page cache back and steps that store wait; null: never."""
+    flush_s: NotNegative = 0.0
+    """How long they wait altogether for one such write-back."""
+    flush_pause_s: NotNegative = 0.0
+    """How long one step waits for it at most."""
     drain_gbps: Positive | None = None
     """Sustained rate at which stored chunks leave the staging buffer; null: as fast as they arrive."""
     source: Literal["measured", "derived"] = "derived"
+
+    @property
+    def sustained_gbps(self) -> float:
+        """What the tier gives back for long: no faster than the stores of the same bytes leave the buffer above."""
+        return min(self.load_gbps, self.drain_gbps or self.load_gbps)
 
     def load_seconds(self, nbytes: float, chunks: int) -> float:
         """Time to bring `chunks` chunks of `nbytes` bytes altogether into GPU memory."""

@@ -56,7 +56,7 @@ class TierPlan:
     next_10gb_saved_s: float
     """GPU seconds that those save: prefill not run, less load time."""
     bandwidth_gbps: float | None = None
-    """Of loads from this tier; null for the GPU itself."""
+    """Of loads from this tier in the long run (see `Link.sustained_gbps`); null for the GPU itself."""
     store_gbps: float | None = None
     bandwidth_source: str | None = None
     """``measured``, ``derived`` (from a profile) or ``given`` (in the preset)."""
@@ -74,11 +74,11 @@ def break_even(cost: CostModel, link: Link, bytes_per_token: int, chunk_tokens: 
     """Compares rebuilding `context` tokens with loading them in chunks of `chunk_tokens`.
 
     The break-even bandwidth is KV bytes a token over prefill seconds a token: a GPU that computes a token in
-    22 us and stores 147 kB for it computes KV at 6.7 GB/s.
+    22 us and stores 147 kB for it computes KV at 6.7 GB/s. Loading is taken at the sustained bandwidth.
     """
     nbytes = context * bytes_per_token
     rebuild_s = cost.prefill_seconds(context, 0)
-    load_s = link.load_seconds(nbytes, -(-context // chunk_tokens))
+    load_s = link.load_seconds(0, -(-context // chunk_tokens)) + nbytes / (link.sustained_gbps * 1e9)
     return BreakEven(context, rebuild_s, load_s, nbytes / rebuild_s / 1e9, nbytes / load_s / 1e9)
 
 
@@ -138,7 +138,7 @@ def _tier(ground: Ground, name: str, preset: Preset, cost: CostModel, *, above: 
         headroom_tokens=curve.ceiling - curve.hit_tokens(reach),
         next_10gb_tokens=more,
         next_10gb_saved_s=more * gain if more else 0.0,
-        bandwidth_gbps=link.load_gbps if link else None,
+        bandwidth_gbps=link.sustained_gbps if link else None,
         store_gbps=link.store_gbps if link else None,
         bandwidth_source=("given" if tier and tier.gbps else link.source) if link else None,
         break_even=tuple(break_even(cost, link, ground.bytes_per_token, chunk, n) for n in lengths) if link else (),
