@@ -223,18 +223,25 @@ class _progress:
 @main.command()
 @click.argument("run", required=False)
 @_db
+@click.option("--watch", is_flag=True, help="Follow a run that is going on until it ends; Ctrl-C leaves.")
 @page_options("table", "json", "csv", "md")
-def report(run: str | None, db: str, fmt: str, output: str | None, chart: str | None) -> None:
+def report(run: str | None, db: str, watch: bool, fmt: str, output: str | None, chart: str | None) -> None:
     """Show a run: RUN is an id, the start of one, or a name; the latest if none is given. csv is its rows.
+
+    A run that is going on in another process is shown as far as it got.
 
     \b
     Examples:
       replay report
+      replay report --watch
       replay report lmcache-disk --format html -o report.html
     """
     from replay.results import render
     from replay.results.report import report as read
 
+    if watch:
+        _watch(run, db, fmt, output)
+        return
     if fmt in PAGES:
         from replay.results.html.run import page
 
@@ -253,6 +260,20 @@ def report(run: str | None, db: str, fmt: str, output: str | None, chart: str | 
         "table": lambda: render.text(result),
     }
     emit(texts[fmt](), output)
+
+
+def _watch(run: str | None, db: str, fmt: str, output: str | None) -> None:
+    from replay.results import render
+    from replay.results.watch import watch
+
+    if fmt != "table" or output is not None:
+        raise ReplayError("report --watch shows a run on the terminal: leave out --format and -o")
+    try:
+        ended = watch(db, run)
+    except KeyboardInterrupt:
+        click.echo("left; the run goes on", err=True)
+        return
+    render.show(ended)
 
 
 @main.command()

@@ -17,6 +17,11 @@ OLDEST_VERSION = 1
 """Older files cannot be migrated."""
 TABLES = ("schema_version", "runs", "requests", "scrapes", "cache_events")
 
+
+class Locked(ReplayError):
+    """Another process has the results file open."""
+
+
 # Files are exchanged between machines, so they are written for the oldest DuckDB that replay supports.
 _STORAGE = {"storage_compatibility_version": "v1.3.0"}
 
@@ -49,7 +54,8 @@ def open_readable(path: str | Path) -> duckdb.DuckDBPyConnection:
     An older file is migrated first, which needs write access once.
 
     Raises:
-        ReplayError: it is missing, unreadable, being written by another process, or no results file.
+        Locked: another process is writing it; see `replay.results.snapshot`.
+        ReplayError: it is missing, unreadable, or no results file.
     """
     path = Path(path)
     if not path.exists():
@@ -69,7 +75,7 @@ def open_readable(path: str | Path) -> duckdb.DuckDBPyConnection:
 
 
 def columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
-    """Names and SQL types of a table's columns, in order."""
+    """Names and SQL types of a table's or view's columns, in order; empty where there is none of that name."""
     found = con.execute(
         "SELECT column_name, data_type FROM duckdb_columns() "
         "WHERE database_name = current_database() AND schema_name = 'main' AND table_name = ? "
@@ -114,7 +120,7 @@ def _explain(path: Path, error: duckdb.Error) -> ReplayError:
     text = str(error)
     if "set lock on file" in text:
         holder = re.search(r"\(PID \d+\)", text)
-        return ReplayError(
+        return Locked(
             f"{path}: another process has this results file open {holder.group() if holder else ''}".rstrip()
             + "; wait for it to end or choose another --db"
         )
@@ -151,25 +157,31 @@ def _missing(con: duckdb.DuckDBPyConnection) -> list[tuple[str, str, str]]:
     present = {table: columns(con, table) for table in TABLES}
     return [
         (table, name, kind)
-        for table, cells in _wanted().items()
-        for name, kind in cells.items()
+        for table in TABLES
+        for name, kind in _wanted()[table].items()
         if present[table] and name not in present[table]
     ]
 
 
 @cache
 def _wanted() -> dict[str, dict[str, str]]:
+    """Columns of today's tables and views."""
     with duckdb.connect(":memory:") as model:
         model.execute(data_path("schemas", "results.sql").read_text("utf-8"))
-        return {table: columns(model, table) for table in TABLES}
+        return {table: columns(model, table) for table in (*TABLES, *_views(model))}
+
+
+def _views(con: duckdb.DuckDBPyConnection) -> list[str]:
+    found = con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = 'main'").fetchall()
+    return [name for (name,) in found]
 
 
 def _is_current(con: duckdb.DuckDBPyConnection, path: Path) -> bool:
     version = _file_version(con, path)
     if version is None:
         raise ReplayError(f"{path}: an empty database, not a results file; `replay run` writes one")
-    views = con.execute("SELECT count(*) FROM duckdb_views() WHERE view_name IN ('v_requests', 'v_runs')").fetchone()
-    return version == SCHEMA_VERSION and views == (2,) and all(columns(con, t) for t in TABLES) and not _missing(con)
+    has_all = all(cells.keys() <= columns(con, name).keys() for name, cells in _wanted().items())
+    return version == SCHEMA_VERSION and has_all
 
 
 def _ensure_schema(con: duckdb.DuckDBPyConnection, path: Path) -> None:

@@ -46,8 +46,10 @@ def header(report: Report) -> list[tuple[str, str]]:
         ("model", f"{run['model'] or 'unknown'} on {run['gpu'] or 'unknown GPU'}"),
         ("trace", f"{trace}: {', '.join(_how(run))}"),
         ("outcome", _outcome(report)),
-        ("verdict", run["verdict"] + ("" if run["reasons"] else ": no check failed")),
     ]
+    if run["status"] == "running":
+        return [*lines, ("verdict", "none yet: the run is going on, figures are of what was answered so far")]
+    lines.append(("verdict", run["verdict"] + ("" if run["reasons"] else ": no check failed")))
     return [*lines, *(("", f"- {reason}") for reason in run["reasons"] or ())]
 
 
@@ -58,6 +60,8 @@ def sections(report: Report, *, ascii_only: bool = False) -> list[Section]:
         report: the run.
         ascii_only: draw bars with ``#``.
     """
+    if not report.requests["ok"]:
+        return [Section(f"No request was answered{' yet' if report.run['status'] == 'running' else ''}")]
     parts = (_tokens, _loss, _ttft, _pauses, _sessions)
     return [section for part in parts for section in part(report, ascii_only)]
 
@@ -85,7 +89,7 @@ def _how(run: dict[str, Any]) -> Iterator[str]:
     yield units.count(run["sessions"], "session")
     yield units.count(run["turns"], "turn")
     if (run["duplication"] or 1) != 1:
-        yield f"each session {run['duplication']:g} times"
+        yield f"each session {run['duplication']:.3g} times"
     if run["concurrency"]:
         yield f"{run['concurrency']} at once"
     if (run["speed"] or 1) != 1:
@@ -101,7 +105,8 @@ def _how(run: dict[str, Any]) -> Iterator[str]:
 def _outcome(report: Report) -> str:
     counts = report.requests
     bad = [f"{counts[key]:,} {text}" for key, text in _BAD.items() if counts[key]]
-    return ", ".join([f"{counts['ok']:,} of {counts['total']:,} requests answered", *bad])
+    asked = (report.run["turns"] if report.run["status"] == "running" else None) or counts["total"]
+    return ", ".join([f"{counts['ok']:,} of {asked:,} requests answered", *bad])
 
 
 _BAD = {"errors": "failed", "dropped": "dropped after a failure", "cancelled": "cancelled"}

@@ -10,7 +10,8 @@ import duckdb
 import polars as pl
 
 from replay.errors import ReplayError
-from replay.results.database import describe, open_readable
+from replay.results.database import describe
+from replay.results.snapshot import open_live
 
 
 class Results:
@@ -86,4 +87,4 @@ def open_results(path: str | Path) -> Results:
     Raises:
         ReplayError: no such file, or it is no results file.
     """
-    return Results(open_readable(path))
+    return Results(open_live(path)[0])

@@ -12,7 +12,7 @@ import duckdb
 import msgspec
 
 from replay.results import queries
-from replay.results.database import open_readable
+from replay.results.snapshot import open_live
 from replay.results.store import Store
 from replay.results.verdict import verdict
 
@@ -86,8 +86,7 @@ def report(source: Store | str | Path, run: str | None = None) -> Report:
 @contextmanager
 def connection(source: Store | str | Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, bool]]:
     """A connection to read from, and whether runs may still be going on in it."""
-    live = isinstance(source, Store)
-    con = source.reader() if isinstance(source, Store) else open_readable(source)
+    con, live = (source.reader(), True) if isinstance(source, Store) else open_live(source)
     try:
         yield con, live
     finally:

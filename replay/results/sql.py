@@ -12,7 +12,8 @@ import msgspec
 
 from replay.errors import ReplayError
 from replay.results import units
-from replay.results.database import describe, open_readable
+from replay.results.database import describe
+from replay.results.snapshot import open_live
 
 Format = Literal["table", "csv", "json"]
 MAX_ROWS = 1_000
@@ -22,7 +23,8 @@ MAX_ROWS = 1_000
 def query(path: str | Path, sql: str, fmt: Format = "table", *, width: int = 80) -> str:
     """The result of a query as text. Tables and views: `schemas/results.sql`.
 
-    The connection cannot write, read other files, reach the network or change its configuration.
+    The connection cannot write, read other files, reach the network or change its configuration. While another
+    process writes the file, it sees what was stored a moment ago.
 
     Args:
         path: a results file.
@@ -33,7 +35,7 @@ def query(path: str | Path, sql: str, fmt: Format = "table", *, width: int = 80)
     Raises:
         ReplayError: the file cannot be read, or DuckDB refuses the query.
     """
-    con = open_readable(path)
+    con, _ = open_live(path)
     try:
         con.execute(sql)
         names = [column[0] for column in con.description or ()]
