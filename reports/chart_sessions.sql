@@ -43,6 +43,7 @@ SELECT
   sum(disk_tokens)::BIGINT AS disk,
   sum(remote_tokens)::BIGINT AS remote,
   sum(external_tokens)::BIGINT AS external,
+  sum(unnamed_tokens)::BIGINT AS unnamed,
   sum(lost_evicted)::BIGINT AS evicted,
   sum(loss_total - coalesce(lost_evicted, 0))::BIGINT AS lost,
   sum(prompt_tokens - served_tokens - loss_total)::BIGINT AS new

@@ -5,7 +5,7 @@
 --   * `truncated` are prompts that the server counted more than 1 % shorter than the schedule meant them; chat templates
 --     make prompts longer, never shorter.
 --   * `unbalanced` are requests whose tiers do not sum to the prompt (or exceed it, where some tier is unknown), or
---     whose causes of loss do not sum to the loss.
+--     whose causes of loss do not sum to the loss. Cached tokens of which no tier is known (`unnamed_tokens`) balance.
 --   * `warm` are requests that were served more tokens than the run itself had sent before, beyond one 256-token chunk:
 --     something was in the cache already.
 --   * `repeated` are turns with more than one row, told by a 64-bit hash. `common_error` is the most frequent one.
@@ -31,7 +31,7 @@ WITH turns AS (
     loss_total,
     ttft,
     coalesce(gpu_tokens, 0) + coalesce(cpu_tokens, 0) + coalesce(disk_tokens, 0) + coalesce(remote_tokens, 0)
-      + coalesce(external_tokens, 0) + coalesce(computed_tokens, 0) AS tiers,
+      + coalesce(external_tokens, 0) + coalesce(unnamed_tokens, 0) + coalesce(computed_tokens, 0) AS tiers,
     coalesce(lost_evicted, lost_granularity, lost_never_stored, lost_cold, lost_diverged, lost_unknown) IS NOT NULL
       AS explained,
     coalesce(lost_evicted, 0) + coalesce(lost_granularity, 0) + coalesce(lost_never_stored, 0)

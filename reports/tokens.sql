@@ -3,7 +3,8 @@
 -- Parameter: $run, a run's id.
 -- Traps:
 --   * A tier is NULL when no request of the run says anything about it: the backend lacks it or cannot see it.
---   * `unknown` are prompt tokens that no column accounts for. The tiers, `computed` and `unknown` sum to `prompt`.
+--   * `unnamed` are cached tokens of requests of which no tier is known. `unknown` are prompt tokens that no column
+--     accounts for. The tiers, `unnamed`, `computed` and `unknown` sum to `prompt`.
 --   * `ideal` is a property of the trace and of the order in which requests were sent, not of the backend.
 SELECT
   count(*) AS requests,
@@ -15,8 +16,9 @@ SELECT
   sum(disk_tokens)::BIGINT AS disk,
   sum(remote_tokens)::BIGINT AS remote,
   sum(external_tokens)::BIGINT AS external,
+  sum(unnamed_tokens)::BIGINT AS unnamed,
   sum(computed_tokens)::BIGINT AS computed,
   (prompt - coalesce(gpu, 0) - coalesce(cpu, 0) - coalesce(disk, 0) - coalesce(remote, 0) - coalesce(external, 0)
-    - coalesce(computed, 0))::BIGINT AS unknown
+    - coalesce(unnamed, 0) - coalesce(computed, 0))::BIGINT AS unknown
 FROM v_requests
 WHERE run_id = $run AND status = 'ok'

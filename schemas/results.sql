@@ -117,6 +117,10 @@ SELECT
       THEN coalesce(gpu_tokens, 0) + coalesce(cpu_tokens, 0) + coalesce(disk_tokens, 0)
          + coalesce(remote_tokens, 0) + coalesce(external_tokens, 0)
   END AS served_tokens,
+  CASE
+    WHEN coalesce(gpu_tokens, cpu_tokens, disk_tokens, remote_tokens, external_tokens) IS NULL
+      THEN prompt_tokens - computed_tokens
+  END AS unnamed_tokens,                -- cached, but the backend does not say in which tier
   -- (not greatest(), which takes no notice of NULL)
   CASE WHEN ideal_tokens > served_tokens THEN ideal_tokens - served_tokens WHEN ideal_tokens <= served_tokens THEN 0 END
     AS loss_total

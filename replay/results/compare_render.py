@@ -25,7 +25,8 @@ TIMES = {
 }  # fmt: skip
 _TOKENS = {
     "gpu_tokens": "gpu", "cpu_tokens": "cpu", "disk_tokens": "disk", "remote_tokens": "remote",
-    "external_tokens": "external", "computed_tokens": "computed", "hit_share": "served", "loss": "lost",
+    "external_tokens": "external", "unnamed_tokens": "tier unknown", "computed_tokens": "computed",
+    "hit_share": "served", "loss": "lost",
     "lost_evicted": "  evicted", "lost_granularity": "  granularity", "lost_never_stored": "  never stored",
     "lost_cold": "  cold", "lost_diverged": "  diverged", "lost_unknown": "  unknown",
 }  # fmt: skip

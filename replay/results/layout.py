@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay.results import units
-from replay.results.report import LOSSES, SERVED_FROM, TIERS, Report
+from replay.results.report import CACHED, LOSSES, SERVED_FROM, Report
 
 BAR = 14
 """Characters of the longest bar."""
@@ -116,14 +116,14 @@ def _tokens(report: Report, ascii_only: bool) -> Iterator[Section]:
     tokens, prompt = report.tokens, report.tokens["prompt"]
     sizes = report.settings.get("capacity_tokens") or {}
     rows: list[tuple[str, ...]] = []
-    for source in (*TIERS, "computed", "unknown"):
+    for source in (*CACHED, "computed", "unknown"):
         n, use, size = tokens[source], report.tiers.get(source) or {}, sizes.get(source)
         if (n is None and not size) or (source == "unknown" and not n):
             continue
         speed, seconds, timed = use.get("gb_per_s"), use.get("seconds"), use.get("timed")
         rows.append(
             (
-                source,
+                _SOURCES.get(source, source),
                 units.tokens(n),
                 units.share(n, prompt),
                 units.bar(n, prompt, BAR, ascii_only=ascii_only),
@@ -133,15 +133,29 @@ def _tokens(report: Report, ascii_only: bool) -> Iterator[Section]:
                 units.tokens(size) if size else "",
             )
         )
-    known = [n for tier in TIERS if (n := tokens[tier]) is not None]
+    known = [n for tier in CACHED if (n := tokens[tier]) is not None]
     line = (
         f"The tiers served {units.share(sum(known) if known else None, prompt)} of prompt tokens; "
         f"an unbounded cache would serve {units.share(tokens['ideal'], prompt)}."
     )
+    lines = [line, *_counters(report)]
     columns = ("from", "tokens", "share", "", "requests", "s/load", "GB/s", "holds")
     yield Section(
-        f"Where {units.tokens(prompt)} prompt tokens came from", columns, rows, [line], left=(0, 3), name="tokens"
+        f"Where {units.tokens(prompt)} prompt tokens came from", columns, rows, lines, left=(0, 3), name="tokens"
     )
+
+
+_SOURCES = {"unnamed": "tier unknown"}
+
+
+def _counters(report: Report) -> Iterator[str]:
+    """What the engine's own counters say of the same tokens."""
+    agree = report.self_check["counters_agree"]
+    if agree is not None:
+        yield f"The engine's own counters {'say the same' if agree else 'say otherwise, see the verdict'}."
+    gpu, lower = (report.counters.get(kind, {}).get("engine") for kind in ("gpu", "lower"))
+    if report.tokens["unnamed"] and gpu is not None and lower is not None:
+        yield f"By them {units.tokens(gpu)} came from the GPU and {units.tokens(lower)} from the tiers below it."
 
 
 def _loss(report: Report, ascii_only: bool) -> Iterator[Section]:

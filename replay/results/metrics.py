@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from replay.results.report import LOSSES, TIERS
+from replay.results.report import CACHED, LOSSES, TIERS
 
 Kind = Literal["seconds", "tokens", "share", "rate", "count"]
 
@@ -19,7 +19,7 @@ SUMS = {
     "prompt_tokens": "prompt_tokens",
     "output_tokens": "output_tokens",
     "ideal_tokens": "ideal_tokens",
-    **{f"{tier}_tokens": f"{tier}_tokens" for tier in TIERS},
+    **{f"{tier}_tokens": f"{tier}_tokens" for tier in CACHED},
     "computed_tokens": "computed_tokens",
     "loss": "loss_total",
     **{f"lost_{cause}": f"lost_{cause}" for cause in LOSSES},

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from replay.results import queries
 from replay.results.bootstrap import Bootstrap, Floats, interval
 from replay.results.metrics import LATENCIES, LEAST, METRICS, QUANTILES, RATIOS, SUMS, Cell
-from replay.results.report import TIERS
+from replay.results.report import CACHED
 
-SOURCES = (*TIERS, "computed")
+SOURCES = (*CACHED, "computed")
 _GROUPINGS = ("prefix", "pause", "served_from", "position")
 _Mask = NDArray[np.bool_]
 

@@ -14,9 +14,11 @@ import msgspec
 from replay.results import queries
 from replay.results.snapshot import open_live
 from replay.results.store import Store
-from replay.results.verdict import verdict
+from replay.results.verdict import disagreements, verdict
 
 TIERS = ("gpu", "cpu", "disk", "remote", "external")
+CACHED = (*TIERS, "unnamed")
+"""Where cached tokens may have been; ``unnamed``: the backend says how many, not in which tier."""
 SERVED_FROM = (*TIERS, "none", "unknown")
 STATUSES = ("ok", "errors", "dropped", "cancelled")
 LOSSES = ("evicted", "granularity", "never_stored", "cold", "diverged", "unknown")
@@ -60,8 +62,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of ``reports/pauses.sql``."""
     sessions: list[dict[str, Any]]
     """Rows of ``reports/sessions.sql``, worst first."""
+    counters: dict[str, dict[str, int | None]]
+    """By kind of tokens, `engine` (its own counter over the run) and `requests` (their sum); empty without scrapes."""
     self_check: dict[str, Any]
-    """`schedule_drift_p99_s`, `peak_in_flight`, `dropped_turns`, and what the client noticed."""
+    """`counters_agree` (null: nothing to compare), `schedule_drift_p99_s`, `peak_in_flight`, `dropped_turns`, and what
+    the client noticed."""
 
     def json(self) -> str:
         """This report as indented JSON."""
@@ -102,6 +107,8 @@ def _read(con: duckdb.DuckDBPyConnection, run_id: str, *, live: bool) -> Report:
     if run["verdict"] is None:
         run["verdict"], run["reasons"] = verdict(checks, self_check, status=run["status"])
     run = _rounded(run | {"started_at": _iso(run["started_at"])})
+    counters = queries.rows(con, "counters", run_id)
+    apart = disagreements(counters)
     latency = _latency(con, run_id)
     loss = queries.row(con, "loss", run_id)
     tokens = queries.row(con, "tokens", run_id)
@@ -121,8 +128,10 @@ def _read(con: duckdb.DuckDBPyConnection, run_id: str, *, live: bool) -> Report:
         tiers=_tiers(con, run_id),
         pauses=[_rounded(row) for row in queries.rows(con, "pauses", run_id)],
         sessions=[_rounded(row) for row in queries.rows(con, "sessions", run_id)],
+        counters={row["kind"]: {key: row[key] for key in ("engine", "requests")} for row in counters},
         self_check={
             **self_check,
+            "counters_agree": None if apart is None else not apart,
             "schedule_drift_p99_s": _round(checks["drift_p99"]),
             "peak_in_flight": checks["peak_in_flight"],
             "dropped_turns": checks["dropped"],

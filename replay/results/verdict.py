@@ -6,7 +6,7 @@ figures are doubtful; the reasons say which. Warnings never change the verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import duckdb
@@ -26,22 +26,39 @@ LAG_S = (0.05, 0.5)
 def judge(con: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Verdict, list[str]]:
     """The verdict on a stored run, from its rows and its self-check."""
     run = queries.run(con, run_id)
-    return verdict(queries.row(con, "checks", run_id), run["self_check"], status=run["status"])
+    counters = queries.rows(con, "counters", run_id)
+    return verdict(queries.row(con, "checks", run_id), run["self_check"], counters, status=run["status"])
+
+
+def disagreements(counters: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+    """The rows of ``reports/counters.sql`` whose two sums differ; null where nothing can be compared.
+
+    A token for each request is let pass: the last token of a prompt always runs, and of a prompt that was cached
+    to its end vLLM's counters count it as cached or as computed, depending on who had cached it.
+    """
+    both = [row for row in counters if None not in (row["engine"], row["requests"])]
+    return [row for row in both if abs(row["engine"] - row["requests"]) > row["n"]] if both else None
 
 
 def verdict(
-    checks: Mapping[str, Any], self_check: Mapping[str, Any], *, status: str = "complete"
+    checks: Mapping[str, Any],
+    self_check: Mapping[str, Any],
+    counters: Sequence[Mapping[str, Any]] = (),
+    *,
+    status: str = "complete",
 ) -> tuple[Verdict, list[str]]:
     """The verdict and its reasons, gravest first, warnings last.
 
     Args:
         checks: the row of ``reports/checks.sql``.
         self_check: what the client noticed; keys as in ``reports/README.md``, all optional.
+        counters: the rows of ``reports/counters.sql``.
         status: of the run; only ``complete`` can be valid.
     """
     invalid, partial, warnings = _Reasons(), _Reasons(), _Reasons()
     _completeness(checks, status, invalid, partial)
     _requests(checks, self_check, invalid, partial)
+    _counters(counters, invalid, partial)
     _client(checks, self_check, invalid, partial)
     _warnings(checks, self_check, warnings)
     reasons = [*invalid, *partial, *warnings]
@@ -80,6 +97,17 @@ def _requests(checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid:
         (invalid if grave else partial).add_if(n > 0, f"{units.count(n, 'request')} {what}")
     moved = self_check.get("counters_moved") is True
     invalid.add_if(moved, "the server's counters moved before the run: someone else uses it")
+
+
+def _counters(counters: Sequence[Mapping[str, Any]], invalid: _Reasons, partial: _Reasons) -> None:
+    apart = disagreements(counters)
+    if not apart:
+        return
+    prompt = max(row["requests"] or 0 for row in counters)
+    most = max(abs(row["engine"] - row["requests"]) for row in apart)
+    said = ", ".join(f"{row['kind']} {row['engine']:,} against {row['requests']:,}" for row in apart)
+    grave = most > MAX_SHARE * prompt
+    (invalid if grave else partial).append(f"the engine's counters differ from the requests' tokens: {said}")
 
 
 def _client(checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons) -> None:

@@ -370,6 +370,21 @@ TIERED = Preset(name="t", connector="offload", tiers=Tiers(cpu=CPU, disk=CPU))
             ],
             Served(50, 40, computed=10),  # vLLM 0.31 and older
         ),
+        (
+            OFFLOAD,
+            90,
+            [
+                Sample(float(at), name, labels, float(value))
+                for at, grown in enumerate((0, 1))
+                for name, labels, value in (
+                    ("vllm:prefix_cache_hits_total", None, 150 * grown),  # looked at three times
+                    ("vllm:prompt_tokens_by_source_total", '{source="local_cache_hit"}', 5 + 50 * grown),
+                    ("vllm:prompt_tokens_by_source_total", '{source="external_kv_transfer"}', 40 * grown),
+                    ("vllm:prompt_tokens_by_source_total", '{source="local_compute"}', 10 * grown),
+                )
+            ],
+            Served(50, 40, computed=10),  # vLLM 0.26
+        ),
     ],
 )
 def test_counters_around_a_request_that_ran_alone_tell_its_tiers(

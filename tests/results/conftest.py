@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,13 +117,22 @@ def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("standard") / "results.duckdb")
 
 
-def write_run(path: Path, rows: list[dict[str, Any]] | None = None, *, status: str = "complete", **run: Any) -> Path:
+def write_run(
+    path: Path,
+    rows: list[dict[str, Any]] | None = None,
+    *,
+    status: str = "complete",
+    scrapes: Sequence[tuple[float, str, str | None, float]] = (),
+    **run: Any,
+) -> Path:
     """Appends a finished run to a results file; `run` replaces values of `RUN`."""
     rows = some_rows() if rows is None else rows
     with Store.create_or_open(path) as store:
         run_id = store.begin_run({**RUN, **run})
         for row in rows:
             store.add(row, run_id=run_id)
+        for at, *sample in scrapes:
+            store.add_scrapes(run_id, at, [tuple(sample)])
         ended = max((row["closed"] for row in rows if row.get("closed")), default=0.0)
         store.finish_run(run_id, status=status, duration_s=ended)
     return path

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replay.results.report import LOSSES, report
+from replay.results.report import LOSSES, TIERS, report
 from replay.results.verdict import verdict
 
 GOOD: dict[str, Any] = {
@@ -86,6 +86,77 @@ def test_faults_in_the_rows_are_found(write: Write, make_rows: Rows, change: dic
     shown = report(write(make_rows(**change)))
     assert shown.run["verdict"] == "invalid"
     assert any(words in reason for reason in shown.run["reasons"])
+
+
+def test_cached_tokens_of_an_unknown_tier_balance(write: Write, make_rows: Rows) -> None:
+    rows = make_rows(served_from=None, **dict.fromkeys(f"{tier}_tokens" for tier in TIERS))
+    shown = report(write(rows))
+    assert shown.run["verdict"] == "valid"
+    assert shown.tokens["unnamed"] == sum(row["prompt_tokens"] - row["computed_tokens"] for row in rows)
+    assert shown.tokens["unknown"] == 0
+    too_many = [{**row, "computed_tokens": row["prompt_tokens"] + 1} for row in rows]
+    assert report(write(too_many, id="20260131-094211-aaaaaa")).run["verdict"] == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("off", "expected"), [(0, "valid"), (112, "valid"), (113, "partial"), (-113, "partial"), (200_000, "invalid")]
+)
+def test_the_engines_own_counters_must_agree(write: Write, make_rows: Rows, off: int, expected: str) -> None:
+    rows = make_rows()
+    shown = report(write(rows, scrapes=scraped(rows, gpu=off)))
+    assert shown.run["verdict"] == expected
+    assert shown.self_check["counters_agree"] is (expected == "valid")
+    said = [reason for reason in shown.run["reasons"] if "the engine's counters differ" in reason]
+    assert len(said) == (expected != "valid") and all("gpu" in reason and "lower" not in reason for reason in said)
+
+
+def test_counters_say_where_unnamed_tokens_were(write: Write, make_rows: Rows) -> None:
+    seen = make_rows()
+    rows = make_rows(**dict.fromkeys(f"{tier}_tokens" for tier in TIERS))
+    shown = report(write(rows, scrapes=scraped(seen)))
+    assert shown.run["verdict"] == "valid" and shown.self_check["counters_agree"]
+    assert shown.counters["gpu"] == {"engine": sum(row["gpu_tokens"] for row in seen), "requests": None}
+    assert shown.counters["computed"]["engine"] == shown.tokens["computed"] == shown.counters["computed"]["requests"]
+
+
+def test_counters_are_not_compared_where_they_or_the_requests_are_incomplete(write: Write, make_rows: Rows) -> None:
+    rows = make_rows()
+    restarted = [(at + 2, name, labels, 5.0) for at, name, labels, _ in scraped(rows, gpu=9_999_999)]
+    shown = report(write(rows, scrapes=[*scraped(rows, gpu=9_999_999), *restarted]))
+    assert shown.self_check["counters_agree"] is None and shown.counters["gpu"]["engine"] is None
+    failed = [{**rows[0], "status": "error"}, *rows[1:]]
+    shown = report(write(failed, scrapes=scraped(rows), id="20260131-094211-aaaaaa"))
+    assert shown.self_check["counters_agree"] is None and shown.counters["gpu"]["requests"] is None
+    again = [{**rows[0], "attempts": 2}, *rows[1:]]
+    shown = report(write(again, scrapes=scraped(rows, gpu=9_999_999), id="20260131-094212-aaaaaa"))
+    assert shown.self_check["counters_agree"] is None
+
+
+def test_the_counters_of_several_instances_count_together(write: Write, make_rows: Rows) -> None:
+    rows = make_rows()
+    both = [
+        (at + number / 10, name, f'{{instance="{number}",{(labels or "{}")[1:]}', value)
+        for number, part in enumerate((rows[:50], rows[50:]))
+        for at, name, labels, value in scraped(part)
+    ]
+    shown = report(write(rows, scrapes=sorted(both)))
+    assert shown.self_check["counters_agree"]
+    assert shown.counters["gpu"]["engine"] == sum(row["gpu_tokens"] for row in rows)
+
+
+def scraped(rows: list[dict[str, Any]], gpu: int = 0) -> list[tuple[float, str, str | None, float]]:
+    """Two scrapes of vLLM's counters around a run; the GPU's is off by so many tokens."""
+    prompt, computed, own = (sum(row[f"{key}_tokens"] for row in rows) for key in ("prompt", "computed", "gpu"))
+    grown = {
+        ("vllm:prompt_tokens_total", None): prompt,
+        ("vllm:prompt_tokens_cached_total", None): prompt - computed,
+        ("vllm:prompt_tokens_by_source_total", '{source="local_cache_hit"}'): own + gpu,
+        ("vllm:prompt_tokens_by_source_total", '{source="external_kv_transfer"}'): prompt - computed - own,
+        ("vllm:prompt_tokens_by_source_total", '{source="local_compute"}'): computed,
+        ("vllm:prefix_cache_hits_total", None): 3 * own,
+    }
+    before = [(0.0, name, labels, 200_000.0) for name, labels in grown]
+    return before + [(1.0, name, labels, 200_000.0 + value) for (name, labels), value in grown.items()]
 
 
 def test_a_turn_written_twice_is_found(write: Write, make_rows: Rows) -> None:

@@ -12,9 +12,15 @@ from replay.results.html import theme
 from replay.results.html.figure import Chart, Draw
 
 Rows = Sequence[Mapping[str, Any]]
-PARTS = ("gpu", "cpu", "disk", "remote", "external", "evicted", "lost", "new", "computed", "unknown")
+PARTS = ("gpu", "cpu", "disk", "remote", "external", "unnamed", "evicted", "lost", "new", "computed", "unknown")
 """What a prompt is made of, in the order in which it is stacked."""
-LABELS = {"evicted": "lost: evicted", "lost": "lost: other", "new": "new tokens", "none": "nothing reused"}
+LABELS = {
+    "evicted": "lost: evicted",
+    "lost": "lost: other",
+    "new": "new tokens",
+    "none": "nothing reused",
+    "unnamed": "tier unknown",
+}
 _DASHES = {"cpu": [4, 2], "disk": [8, 3], "remote": [8, 2, 2, 2], "external": [12, 4], "none": [2, 2]}
 _TOKENS: dict[str, Any] = {"format": "~s", "labelExpr": "datum.value ? datum.label : '0'"}
 _GREEDY = alt.AutoSizeParams(type="fit-x", contains="padding")

@@ -15,7 +15,7 @@ from replay.results.html import charts
 from replay.results.html.figure import Figure
 from replay.results.html.page import Item, Page, Verdict
 from replay.results.layout import Section
-from replay.results.report import TIERS, connection
+from replay.results.report import CACHED, connection
 from replay.results.store import Store
 
 _TONES = {"better": "good", "worse": "bad"}
@@ -171,7 +171,7 @@ def _parts(against: Against, side: str) -> Iterator[tuple[str, float]]:
         value: float | None = getattr(against.metrics[name], side)
         return value
 
-    for tier in TIERS:
+    for tier in CACHED:
         yield tier, known(f"{tier}_tokens") or 0
     computed, loss, evicted = known("computed_tokens"), known("loss"), known("lost_evicted") or 0
     if loss is None:

@@ -16,7 +16,7 @@ from replay.results.html.figure import Figure
 from replay.results.html.lanes import lanes
 from replay.results.html.page import Item, Page, Verdict
 from replay.results.layout import Section
-from replay.results.report import LOSSES, TIERS, Report, connection, report
+from replay.results.report import CACHED, LOSSES, Report, connection, report
 from replay.results.store import Store
 
 _PARTS = ("evicted", "lost")
@@ -78,7 +78,7 @@ def _badged(item: Item, result: Report) -> Item:
 
 def _highlights(result: Report) -> Iterator[tuple[str, str, str]]:
     tokens, ttft = result.tokens, result.ttft_s["all"]
-    known = [n for tier in TIERS if (n := tokens[tier]) is not None]
+    known = [n for tier in CACHED if (n := tokens[tier]) is not None]
     served = units.share(sum(known) if known else None, tokens["prompt"])
     yield "served from a cache", served, f"of prompt tokens; ideal {units.share(tokens['ideal'], tokens['prompt'])}"
     yield "lost to eviction", units.tokens(result.loss["evicted"]), _rebuilt(result.loss_s["evicted"])
@@ -120,9 +120,9 @@ def _steps(result: Report) -> Iterator[dict[str, Any]]:
         yield step("new tokens", "new", ideal, prompt - ideal)
         yield step("reusable", "ideal", 0, ideal)
     at = 0
-    for tier in TIERS:
+    for tier in CACHED:
         if tokens[tier]:
-            yield step(tier, tier, at, tokens[tier] or 0)
+            yield step(charts.label(tier), tier, at, tokens[tier] or 0)
             at += tokens[tier] or 0
     if loss["total"] is None:
         if tokens["computed"]:

@@ -11,6 +11,7 @@ COLOURS: dict[str, tuple[str, str]] = {
     "disk": ("#8455c4", "#b896f5"),
     "remote": ("#b8478f", "#ee8fca"),
     "external": ("#77782a", "#c2c45c"),
+    "unnamed": ("#3d8f8f", "#7fd0d0"),
     "evicted": ("#cf3f0e", "#ff7d50"),
     "lost": ("#b37a00", "#e9b93b"),
     "new": ("#929ca7", "#6a7682"),

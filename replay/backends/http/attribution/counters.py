@@ -15,7 +15,13 @@ from replay.backends.http.metrics import Sample, difference
 from replay.backends.preset import Preset
 
 _BY_SOURCE = "vllm:prompt_tokens_cached_by_source"
-_LOCAL, _BEYOND = "vllm:prefix_cache_hits", "vllm:external_prefix_cache_hits"
+# What older versions have: counter and labels of the GPU's tokens, and of all from beyond it. The hits come last: they
+# count a request again each time that the scheduler looks at it, so of one that had to wait they are too many.
+_PROMPT = "vllm:prompt_tokens_by_source"
+_OLDER = (
+    ((_PROMPT, 'source="local_cache_hit"'), (_PROMPT, 'source="external_kv_transfer"')),
+    (("vllm:prefix_cache_hits", ""), ("vllm:external_prefix_cache_hits", "")),
+)
 
 
 def wanted(preset: Preset) -> bool:
@@ -69,7 +75,8 @@ def tiers(preset: Preset, counts: Usage, samples: Sequence[Sample]) -> Served | 
     found = {tier: _grown(source, samples) for tier, source in (("gpu", "device"), ("cpu", "host"), ("disk", "disk"))}
     unnamed = [_grown(source, samples) for source in ("external_unspecified", "p2p")]
     if found["gpu"] is None:
-        found, unnamed = {"gpu": _count(difference(samples, _LOCAL))}, [_count(difference(samples, _BEYOND))]
+        local, beyond_it = next((pair for pair in _OLDER if difference(samples, *pair[0]) is not None), _OLDER[-1])
+        found, unnamed = {"gpu": _count(difference(samples, *local))}, [_count(difference(samples, *beyond_it))]
     if found["gpu"] is None:
         return None
     known = {tier: tokens for tier, tokens in found.items() if tokens is not None}
