@@ -121,15 +121,13 @@ class Scheduler:
         ready = decided
         if not preempted:
             ready = self._admit(work, budget, decided)
-        ready += self.tiers.take_engine_s() if self.tiers else 0.0
         if not work and not batch:
             if decided >= now:
-                self._decided = ready
                 return self._begin(now) if preempted else None
             self._decided = now
             return self._begin(now)
         if not work:
-            return self._stretch(now, batch, context, decided, ready)
+            return self._stretch(now, batch, context, decided, together=self.skip and not preempted)
         prefill = [(new, cached) for _, new, cached in work]
         launch, seconds = self.cost.launch_seconds(prefill, batch), self.cost.work_seconds(prefill, batch, context)
         end = self._run(work, now, ready, launch, seconds)
@@ -340,11 +338,12 @@ class Scheduler:
                 break
             start = end
             end = self._run([(job, budget, cached)], start, decided, launch, seconds + steps * more)
+            self._now = Stretch(start, end)
+            self._poll_loads()
             cached += budget
             steps += 1
         pool.prefill(job.slot, budget, self._slots, steps)
         self.steps += steps
-        self._now = Stretch(start, end)
         return end
 
     def _run(
@@ -354,6 +353,7 @@ class Scheduler:
 
         The GPU works on it for `seconds` from `now` on, or when it is prepared.
         """
+        ready += self.tiers.launch_delay(ready) if self.tiers else 0.0
         self._launched = ready + launch
         end = max(max(now, ready + self.cost.fit.prepare_s) + seconds, self._launched)
         stored = self._store(work, end)
@@ -379,17 +379,19 @@ class Scheduler:
             low, high = (middle, high) if fit(middle) else (low, middle - 1)
         return low
 
-    def _stretch(self, now: float, batch: int, context: int, decided: float, launched: float) -> float:
-        """Decodes until a request ends, blocks run short or a load or store ends."""
+    def _stretch(self, now: float, batch: int, context: int, decided: float, together: bool) -> float:
+        """Decodes until a request ends, blocks run short or a load or store ends; if not `together`, one step.
+
+        After a preemption the next step may admit again.
+        """
         base = self.cost.decode_base(batch) + self.cost.decode_context_s * context
         steps = 1
-        if self.skip:
+        if together:
             steps += self._steps_that_fit(int((self._goals - self.pool.tokens[self._slots]).min()))
         self._now = stretch = Stretch(now, now, steps, base, self.cost.decode_context_s * batch)
         stretch.end = stretch.after(steps)
-        self._launched = launched
-        if launched > stretch.after(1):
-            stretch.steps, stretch.base, stretch.end = 1, launched - now, launched
+        self._launched = decided
+        self._poll_loads()
         wake = self.wake(decided)
         return stretch.end if wake is None else self.cut(wake)
 

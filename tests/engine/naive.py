@@ -108,6 +108,9 @@ class NaiveTiers:
         for stop, chunks in ((len(full), full), ((len(tokens) - 1) // self.size, keys)):
             if chunks is keys and self.lmcache:
                 continue
+            if self.lmcache and len(self.tiers) > 1:
+                missing = [key not in self.tiers[top].keys for key in chunks[start:stop]]
+                stop -= max(0, sum(missing) - self.tiers[top].capacity)
             for tier in self.tiers.values():
                 added: set[object] = set()
                 for key in chunks[start:stop]:

@@ -144,7 +144,7 @@ def together(asks: list[Ask], gpu: int, how: dict[str, object], one_by_one: bool
     return run(main(), virtual=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(ASKS, CONNECTORS, st.sampled_from([188, 256]))
 def test_steps_taken_together_change_nothing(asks: list[Ask], how: dict[str, object], gpu: int) -> None:
     asks = fits(asks)
