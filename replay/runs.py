@@ -22,6 +22,7 @@ from replay.backends.preset import Preset
 from replay.errors import ReplayError
 from replay.load import clock
 from replay.load.driver import Driver, Progress
+from replay.load.events import CacheEvent
 from replay.load.outcome import Backend
 from replay.load.schedule import Schedule, Settings
 from replay.results.recorder import Recorder
@@ -123,7 +124,7 @@ class _Run:
     async def play(self) -> str:
         run_clock = clock.RunClock()
         schedule = Schedule(self.trace, self.settings, self.where.max_context())
-        async with self._connect(run_clock) as backend:
+        async with self._connect(run_clock, schedule) as backend:
             run_id = self.store.begin_run(self._description(schedule, backend))
             driver = Driver(schedule, backend, lambda row: self.store.add(row, run_id=run_id), self.watch)
             try:
@@ -133,22 +134,30 @@ class _Run:
                 self.store.finish_run(run_id, status="partial", duration_s=run_clock.now())
                 raise
         self._store_scrapes(run_id, backend)
+        self._store_events(run_id, backend)
         self.store.finish_run(
             run_id,
-            status="partial" if progress.stopped else "complete",
+            status="partial" if progress.stopped or getattr(backend, "incomplete", None) else "complete",
             duration_s=progress.now,
             self_check=self._self_check(schedule, backend, progress),
         )
         return run_id
 
-    def _connect(self, run_clock: clock.RunClock) -> contextlib.AbstractAsyncContextManager[Backend]:
-        seed = self.trace.header.seed + self.settings.seed
-        return connect(self.where, run_clock, seed=seed, outputs=self.settings.outputs, say=self.say)
+    def _connect(
+        self, run_clock: clock.RunClock, schedule: Schedule
+    ) -> contextlib.AbstractAsyncContextManager[Backend]:
+        seed, outputs = self.trace.header.seed + self.settings.seed, self.settings.outputs
+        return connect(self.where, run_clock, seed=seed, outputs=outputs, say=self.say, schedule=schedule)
 
     def _store_scrapes(self, run_id: str, backend: Backend) -> None:
         scraper = getattr(backend, "scraper", None)
         for at, name, labels, value in scraper.samples if scraper is not None else ():
             self.store.add_scrapes(run_id, at, [(name, labels, value)])
+
+    def _store_events(self, run_id: str, backend: Backend) -> None:
+        events: Callable[[], list[CacheEvent]] | None = getattr(backend, "cache_events", None)
+        if events is not None:
+            self.store.add_cache_events(run_id, (event._asdict() for event in events()))
 
     def _description(self, schedule: Schedule, backend: Backend) -> dict[str, Any]:
         where, settings, trace = self.where, self.settings, self.trace
@@ -187,6 +196,7 @@ class _Run:
 
     def _self_check(self, schedule: Schedule, backend: Backend, progress: Progress) -> dict[str, Any]:
         own: dict[str, Any] = getattr(backend, "self_check", dict)()
+        lag = own.pop("loop_lag_p99_s", None)  # of worker processes
         about = backend.describe()
         warnings = [*own.pop("warnings", []), *(about.get("warnings") or [])]
         if schedule.duplication > 1:
@@ -197,7 +207,7 @@ class _Run:
             warnings.append(f"{progress.skipped_s:,.0f} idle seconds were skipped; caches saw shorter pauses")
         return {
             **own,
-            "loop_lag_p99_s": _p99(progress.lag),
+            "loop_lag_p99_s": max((p for p in (_p99(progress.lag), lag) if p is not None), default=None),
             "peak_in_flight": progress.peak_in_flight,
             "dropped_turns": progress.dropped,
             "skipped_idle_s": progress.skipped_s,

@@ -86,6 +86,18 @@ def test_json_has_the_stable_keys_and_tokens_that_sum(small: Path, db: Path):
     assert report["run"]["simulated"] is True
 
 
+def test_evictions_over_time_are_stored_with_the_run(db: Path):
+    machine = ("--model", "qwen3-8b", "--gpu", "h100", "--set", "tiers.gpu.tokens=388560", "--target", "sim")
+    result = replay("run", ROOT / "traces/evict_and_return.jsonl", "--backend", "lmcache-disk", *machine, "--db", db)
+    assert result.exit_code == 0
+    sums = columns(db, "SELECT tier, kind, sum(tokens) FROM cache_events GROUP BY ALL ORDER BY ALL")
+    totals = {(tier, kind): tokens for tier, kind, tokens in sums}
+    assert totals["gpu", "evict"] > 16_384, "the document that came back had been evicted"
+    assert totals["disk", "store"] > totals["gpu", "evict"]
+    assert ("disk", "evict") not in totals
+    assert len(columns(db, 'SELECT DISTINCT "at" FROM cache_events')) > 3
+
+
 def test_the_same_seed_trace_and_backend_give_the_same_rows(small: Path, tmp_path: Path):
     dumps = []
     for name in ("one", "two"):

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from replay.backends.preset import Preset
+from replay.backends.sim_events import TierEvents
 from replay.engine import profiles
 from replay.engine.cost import cost_model
 from replay.engine.engine import Engine, EngineRestarted
 from replay.engine.job import Job
 from replay.errors import ReplayError
+from replay.load.events import CacheEvent
 from replay.load.outcome import Clock, Outcome, Request
 from replay.trace import PrefixTree
 from replay.trace.tree import BlockIds
@@ -42,6 +44,7 @@ class SimBackend:
         self.token_bytes = self.model.kv_bytes_per_token(preset.kv_dtype) * self.model.kv_copies(preset.tensor_parallel)
         self.gpu_tokens = profiles.gpu_kv_tokens(self.model, self.gpu, preset)
         self.engine = Engine(preset, self.cost, self.gpu_tokens, self.token_bytes)
+        self._events = TierEvents(self.engine)
         self._blocks: BlockIds | None = None
         self._chunks: BlockIds | None = None
 
@@ -53,11 +56,18 @@ class SimBackend:
 
     def reset(self, cold: bool) -> None:
         """Empties the GPU tier, and with `cold` all tiers; see `Engine.reset`."""
-        self.engine.reset(cold=cold)
+        with self._events.emptying(self.clock.now()):
+            self.engine.reset(cold=cold)
 
     async def restart(self) -> None:
         """Empties GPU and CPU tier as a restart does; disk and remote stay."""
-        self.engine.restart()
+        with self._events.emptying(self.clock.now()):
+            self.engine.restart()
+
+    def cache_events(self) -> list[CacheEvent]:
+        """What each tier stored, evicted and dropped so far: rows of the table `cache_events`, in order of time."""
+        self._events.read_now(self.clock.now())
+        return self._events.rows
 
     async def send(
         self, request: Request, on_first_token: Callable[[float], None] | None = None, spent: float = 0.0
@@ -85,6 +95,7 @@ class SimBackend:
             await self.engine.run(job, self._given(self._blocks), self._given(self._chunks), spent)
         except EngineRestarted as error:
             return Outcome("error", str(error), sent=sent, closed=self.clock.now())
+        self._events.read(self.clock.now())
         assert job.first_token is not None and job.last_token is not None and job.served is not None
         first, last = job.first_token - origin, job.last_token - origin
         return Outcome(

@@ -19,6 +19,7 @@ class Recorder:
         """The fields given when it ended; empty before."""
         self._rows: list[Mapping[str, Any]] = []
         self._scrapes: list[tuple[float, list[Sample]]] = []
+        self._events: list[Mapping[str, Any]] = []
 
     def begin_run(self, run: Mapping[str, Any]) -> str:
         """Notes a run's description; returns its id."""
@@ -33,6 +34,10 @@ class Recorder:
     def add_scrapes(self, run_id: str, at: float, samples: Iterable[Sample]) -> None:
         """Notes one scrape of a metrics endpoint."""
         self._scrapes.append((at, list(samples)))
+
+    def add_cache_events(self, run_id: str, events: Iterable[Mapping[str, Any]]) -> None:
+        """Notes rows of `cache_events`."""
+        self._events += events
 
     def finish_run(self, run_id: str, **fields: Any) -> None:
         """Notes how the run ended."""
@@ -53,5 +58,6 @@ class Recorder:
             store.add(row, run_id=run_id)
         for at, samples in self._scrapes:
             store.add_scrapes(run_id, at, samples)
+        store.add_cache_events(run_id, self._events)
         store.finish_run(run_id, **self.ending)
         return run_id

@@ -85,6 +85,44 @@ def test_a_restart_keeps_disk_and_remote() -> None:
     assert run(main(), virtual=True).disk == 40
 
 
+@pytest.mark.parametrize(("connector", "lower"), [("none", ()), ("offload", ("cpu",)), ("lmcache", ("cpu", "disk"))])
+def test_stores_less_evictions_are_what_a_tier_holds_after_every_reading(
+    connector: str, lower: tuple[str, ...]
+) -> None:
+    async def main() -> None:
+        async with backend(connector, gpu=200, **dict.fromkeys(lower, 300)) as sim:
+            session = Session(sim)
+            for number in range(60):
+                await session.ask(Ask(-1, 1, f"document {number}", 100, 2, 0))
+                await asyncio.sleep(1)
+            events = list(sim.cache_events())
+            assert [event.at for event in events] == sorted(event.at for event in events)
+            assert len({event.at for event in events}) > 3, "spread over the run"
+            evicted = {
+                tier: sum(e.blocks for e in events if (e.tier, e.kind) == (tier, "evict")) for tier in ("gpu", *lower)
+            }
+            assert evicted["gpu"] == sim.engine.pool.evicted > 0
+            for tier in sim.engine.tiers.tiers if sim.engine.tiers else ():
+                stored = sum(event.blocks for event in events if (event.tier, event.kind) == (tier.name, "store"))
+                assert stored - evicted[tier.name] == tier.cache.used > 0
+                assert evicted[tier.name] > 0
+            assert all(event.tokens == 4 * event.blocks > 0 for event in events)
+
+    run(main(), virtual=True)
+
+
+def test_a_restart_is_a_reset_of_the_tiers_that_it_empties_and_no_eviction() -> None:
+    async def main() -> list[tuple[str, str | None]]:
+        async with backend("lmcache", gpu=400, cpu=400, disk=400) as sim:
+            session = Session(sim)
+            await session.ask(Ask(-1, 1, "a", 40, 1))
+            await asyncio.sleep(10)
+            await sim.restart()
+            return [(event.kind, event.tier) for event in sim.cache_events()]
+
+    assert run(main(), virtual=True) == [("store", "cpu"), ("store", "disk"), ("reset", "gpu"), ("reset", "cpu")]
+
+
 def test_requests_in_flight_fail_when_the_engine_restarts() -> None:
     async def main() -> Outcome:
         async with backend(gpu=400) as sim:

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.backends.http import HttpBackend
-from replay.backends.http.kv_events import CacheEvent, KvEvents, Residency, decode, to_row
+from replay.backends.http.kv_events import KvEvents, Residency, decode, to_row
 from replay.backends.http.metrics import Sample, difference, gpu_tokens, parse
 from replay.backends.preset import LowerTier, Preset, Tiers
 from replay.load.clock import run
+from replay.load.events import CacheEvent
 
 TEXT = """# HELP vllm:prefix_cache_hits Prefix cache hits
 # TYPE vllm:prefix_cache_hits counter

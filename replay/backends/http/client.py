@@ -20,7 +20,7 @@ from replay.backends.http.check import SelfCheck
 from replay.backends.http.compose import Composer, request_headers
 from replay.backends.http.errors import describe_error, fault
 from replay.backends.http.exchange import Exchange, WireError
-from replay.backends.http.kv_events import CacheEvent, KvEvents
+from replay.backends.http.kv_events import KvEvents
 from replay.backends.http.limits import Limits
 from replay.backends.http.metrics import Sample, Scraper, gpu_tokens
 from replay.backends.http.replies import Reply
@@ -29,6 +29,7 @@ from replay.backends.http.wire import Pool
 from replay.backends.preset import Preset
 from replay.errors import ReplayError
 from replay.load.content import Content
+from replay.load.events import CacheEvent
 from replay.load.outcome import Clock, Outcome, Request
 
 Scrapes = Callable[[], Awaitable[list[Sample]]]

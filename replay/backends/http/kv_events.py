@@ -12,13 +12,14 @@ import contextlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from replay.errors import ReplayError
+from replay.load.events import CacheEvent
 
 _TIERS = {"gpu": "gpu", "cpu": "cpu", "cpu_pinned": "cpu", "storage": "disk", "disk": "disk", "external": "external"}
 _KINDS = {"BlockStored": "store", "BlockRemoved": "evict", "AllBlocksCleared": "reset"}
@@ -27,21 +28,6 @@ _ARRAY_FIELDS = {
     "BlockRemoved": ("block_hashes", "medium"),
     "AllBlocksCleared": (),
 }
-
-
-class CacheEvent(NamedTuple):
-    """What happened in a cache: a row of the table `cache_events`."""
-
-    at: float
-    """Seconds from the run's start."""
-    kind: str
-    """``store``, ``evict``, ``drop`` or ``reset``."""
-    tier: str | None
-    session: str | None = None
-    turn: int | None = None
-    blocks: int | None = None
-    tokens: int | None = None
-    detail: str | None = None
 
 
 def decode(payload: bytes) -> list[dict[str, Any]]:
