@@ -164,6 +164,8 @@ def _links(gpu: GpuProfile, preset: Preset) -> dict[str, Link]:
             raise ReplayError(f"GPU profile {gpu.name}: no link to tier {name!r}; add it under links.{connector}")
         link = known[name]
         load, store = tier.gbps or link.load_gbps, tier.store_gbps or link.store_gbps
+        if preset.connector == "lmcache-mp":  # its server moves KV beside the engine's steps
+            link = _replace(link, blocking_load=False, blocking_store=False, source="derived")
         if tier.gbps or tier.store_gbps:
             # Another device than the profile's: what it drains is what the user says it stores or reads.
             drain = link.drain_gbps and (tier.store_gbps or tier.gbps)

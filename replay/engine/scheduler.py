@@ -346,9 +346,7 @@ class Scheduler:
         self.steps += steps
         return end
 
-    def _run(
-        self, work: list[tuple[Job, int, int]], now: float, ready: float, launch: float, seconds: float
-    ) -> float:
+    def _run(self, work: list[tuple[Job, int, int]], now: float, ready: float, launch: float, seconds: float) -> float:
         """When a step with prefill ends that is launched from `ready` on, for `launch` seconds on the CPU.
 
         The GPU works on it for `seconds` from `now` on, or when it is prepared.
@@ -431,7 +429,7 @@ class Scheduler:
         if whole and pool.caching and not pool.history[job.blocks[-1]]:
             pool.history[job.blocks[-1]] = UNFINISHED
         stored = now
-        if self.tiers and self.tiers.stores_output:
+        if self.tiers and self.tiers.holds_blocks:
             chunks = min(self._full_chunks(job.goal), len(job.chunks))
             stored = job.busy_until
             if chunks > job.stored:

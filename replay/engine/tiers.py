@@ -9,6 +9,10 @@ What is modelled, per connector:
   finds no room there is not stored at all, but a load from below waits for room, looking every 0.1 s
   (``LocalCPUBackend.allocate``); chunks found are touched last chunk first; chunks of the output
   are not stored (``save_decode_cache`` is off by default).
+- ``lmcache-mp`` (LMCache's server, ``lmcache/v1/distributed``): the same walk, but loads and stores run beside
+  the engine's steps, which keeps a request's GPU blocks until its stores have ended; what a lower tier serves
+  is not written back (``--l2-prefetch-policy default``); its memory evicts only in a loop that runs once a
+  second (`LowerTier.watermark`), and a store that finds too little free memory reaches no tier at all.
 - ``offload`` (vLLM's ``OffloadingConnector``): a lookup starts where the GPU's hit ends; every full block
   is stored, also of the output, and the request's blocks are touched then; its GPU blocks stay held
   until the stores have ended.
@@ -20,213 +24,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from replay.backends.preset import LowerTier
-from replay.engine.lru import Int32s, append, unlink
+from replay.engine.chunks import ChunkCache
+from replay.engine.lru import Int32s
 from replay.engine.profiles import Link
 
 RETRY_S = 0.1
 """Between two looks for room in the staging buffer (``LocalCPUBackend.allocate``)."""
-ABSENT, PRESENT = 0, 1
-KEPT, DROPPED = 1, 2
-
-
-class ChunkCache:
-    """One tier: which chunks it holds, in order of eviction, and never more than fit.
-
-    Entry ``id + 1`` of each array belongs to chunk `id`; entry 0 is the list's sentinel.
-    """
-
-    def __init__(self, name: str, capacity: int, policy: str = "lru"):
-        """An empty tier.
-
-        Args:
-            name: ``cpu``, ``disk`` or ``remote``.
-            capacity: chunks that fit.
-            policy: ``lru``, or ``fifo``, which a hit does not move.
-        """
-        self.name = name
-        self.capacity = capacity
-        self.policy = policy
-        self.counts = np.zeros(3, np.int64)
-        """Chunks held, evicted so far, dropped so far because nothing could give way."""
-        self._after = np.zeros(1, np.int32)
-        self._before = np.zeros(1, np.int32)
-        self._state = np.zeros(1, np.int8)
-        self._fate = np.zeros(1, np.int8)
-        self._pins = np.zeros(1, np.int16)
-        self._ready = np.zeros(1)
-        self._busy = np.zeros(1)
-
-    @property
-    def used(self) -> int:
-        """Chunks held, those on their way included."""
-        return int(self.counts[0])
-
-    def know(self, count: int) -> None:
-        """Makes room for chunk ids below `count`."""
-        size = len(self._state)
-        if count + 1 > size:
-            more = max(count + 1, 2 * size) - size
-            for name in ("_after", "_before", "_state", "_fate", "_pins", "_ready", "_busy"):
-                setattr(self, name, np.pad(getattr(self, name), (0, more)))
-
-    def prefix(self, ids: Int32s, start: int, now: float) -> int:
-        """Where the run of visible chunks that begins at index `start` ends."""
-        return int(_prefix(self._state, self._ready, ids, start, now))
-
-    def touch(self, ids: Int32s, start: int, end: int) -> None:
-        """Makes ``ids[start:end]`` the newest, the first of them newer than the last (LRU only)."""
-        if self.policy == "lru":
-            _touch(self._after, self._before, self._state, ids, start, end)
-
-    def missing(self, ids: Int32s, start: int, end: int) -> int:
-        """How many of ``ids[start:end]`` are not held."""
-        return int(_missing(self._state, ids, start, end))
-
-    def insert(self, ids: Int32s, start: int, end: int, now: float, ready: float, each: float = 0.0) -> float:
-        """Stores those of ``ids[start:end]`` that are not held, evicting what is due.
-
-        What finds no room is dropped: entries that are pinned, still on their way or stored by this very call
-        do not give way.
-
-        Args:
-            now: time of the call; entries whose store or staging ends later are still on their way.
-            ready: when the first stored chunk is visible.
-            each: seconds between one and the next.
-
-        Returns:
-            When the last one is visible.
-        """
-        return float(
-            _insert(
-                self._after, self._before, self._state, self._fate, self._pins, self._ready, self._busy, self.counts,
-                ids, start, end, now, ready, each, self.capacity,
-            )
-        )  # fmt: skip
-
-    def keep_until(self, ids: Int32s, start: int, end: int, lower: ChunkCache) -> None:
-        """Keeps chunks from eviction until `lower` has them (they are its staging buffer)."""
-        _keep_until(self._state, self._busy, ids, start, end, lower._state, lower._ready)
-
-    def room(self, count: int, now: float) -> int:
-        """How many of `count` more chunks fit at `now`, evicting what may be evicted."""
-        free = self.capacity - self.used
-        if count <= free:
-            return count
-        return free + int(_evictable(self._after, self._pins, self._busy, now, count - free))
-
-    def room_at(self, count: int, now: float) -> float:
-        """The earliest time from `now` on at which `count` more chunks fit, evicting what may be evicted."""
-        most = min(count, self.capacity)
-        short = most - self.room(most, now)
-        if not short:
-            return now
-        held = self._state == PRESENT
-        waits = np.sort(self._busy[held & (self._pins == 0) & (self._busy > now)])
-        return float(waits[min(short, len(waits)) - 1]) if len(waits) else now
-
-    def pin(self, ids: Int32s, start: int, end: int, by: int) -> None:
-        """Protects chunks from eviction (`by` = 1), or ends that (`by` = -1)."""
-        self._pins[ids[start:end] + 1] += by
-
-    def on_the_way(self, ids: Int32s, now: float, served: npt.NDArray[np.bool_], late: npt.NDArray[np.bool_]) -> None:
-        """Marks which chunks are `served` at `now`, and which are `late`: their last store dropped or unfinished."""
-        _on_the_way(self._state, self._fate, self._ready, ids, now, served, late)
-
-    def clear(self) -> None:
-        """Empties the tier."""
-        self._state[:] = ABSENT
-        self._pins[:] = 0
-        self._after[0] = self._before[0] = 0
-        self.counts[0] = 0
-
-
-@numba.njit(cache=True)
-def _prefix(state, ready, ids, start, now):  # type: ignore[no-untyped-def]  # pragma: no cover
-    end = start
-    while end < len(ids) and state[ids[end] + 1] == PRESENT and ready[ids[end] + 1] <= now:
-        end += 1
-    return end
-
-
-@numba.njit(cache=True)
-def _touch(after, before, state, ids, start, end):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for index in range(end - 1, start - 1, -1):
-        entry = ids[index] + 1
-        if state[entry] == PRESENT:
-            unlink(after, before, entry)
-            append(after, before, entry)
-
-
-@numba.njit(cache=True)
-def _missing(state, ids, start, end):  # type: ignore[no-untyped-def]  # pragma: no cover
-    count = 0
-    for index in range(start, end):
-        count += state[ids[index] + 1] == ABSENT
-    return count
-
-
-@numba.njit(cache=True)
-def _insert(  # type: ignore[no-untyped-def]  # pragma: no cover
-    after, before, state, fate, pins, ready, busy, counts, ids, start, end, now, first, each, capacity
-):
-    time = first
-    candidate = after[0]
-    own = -1
-    for index in range(start, end):
-        entry = ids[index] + 1
-        if state[entry] == PRESENT:
-            continue
-        if counts[0] >= capacity:
-            while candidate > 0 and candidate != own and (pins[candidate] > 0 or busy[candidate] > now):
-                candidate = after[candidate]
-            if candidate in (0, own):
-                counts[2] += 1
-                fate[entry] = DROPPED
-                continue
-            victim, candidate = candidate, after[candidate]
-            unlink(after, before, victim)
-            state[victim] = ABSENT
-            counts[0] -= 1
-            counts[1] += 1
-        append(after, before, entry)
-        if own < 0:
-            own = entry
-        state[entry], fate[entry] = PRESENT, KEPT
-        ready[entry] = busy[entry] = time
-        counts[0] += 1
-        time += each
-    return time - each if time > first else first
-
-
-@numba.njit(cache=True)
-def _evictable(after, pins, busy, now, most):  # type: ignore[no-untyped-def]  # pragma: no cover
-    count, entry = 0, after[0]
-    while entry > 0 and count < most:
-        count += pins[entry] <= 0 and busy[entry] <= now
-        entry = after[entry]
-    return count
-
-
-@numba.njit(cache=True)
-def _on_the_way(state, fate, ready, ids, now, served, late):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for index in range(len(ids)):
-        entry = ids[index] + 1
-        here = state[entry] == PRESENT
-        served[index] |= here and ready[entry] <= now
-        late[index] |= fate[entry] == DROPPED or (here and ready[entry] > now)
-
-
-@numba.njit(cache=True)
-def _keep_until(state, busy, ids, start, end, lower_state, lower_ready):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for index in range(start, end):
-        entry = ids[index] + 1
-        if state[entry] == PRESENT and lower_state[entry] == PRESENT:
-            busy[entry] = max(busy[entry], lower_ready[entry])
 
 
 @dataclass(slots=True)
@@ -278,18 +85,31 @@ class TierStack:
         Args:
             tiers: names and sizes.
             links: the link of each.
-            connector: ``lmcache`` or ``offload``; decides how lookups and stores work.
+            connector: ``lmcache``, ``lmcache-mp`` or ``offload``; decides how lookups and stores work.
             chunk_tokens: tokens of one entry.
             token_bytes: KV bytes of one token.
         """
         self.chunk_tokens = chunk_tokens
         self.chunk_bytes = chunk_tokens * token_bytes
-        self.from_start = connector == "lmcache"
+        self.from_start = connector != "offload"
         """A lookup walks from the first chunk, whatever the GPU holds."""
         self.stores_output = connector == "offload"
-        """Chunks of the output are stored too, and GPU blocks are held until that has ended."""
+        """Chunks of the output are stored too."""
+        self.holds_blocks = connector != "lmcache"
+        """GPU blocks are held until their stores have ended."""
+        self._server = connector == "lmcache-mp"
         self.tiers = [
-            Tier(ChunkCache(name, int(tier.gib * 2**30 // self.chunk_bytes), tier.policy), links[name])
+            Tier(
+                ChunkCache(
+                    name,
+                    int(tier.gib * 2**30 // self.chunk_bytes),
+                    tier.policy,
+                    tier.watermark,
+                    tier.evict_ratio,
+                    tier.ttl_s,
+                ),
+                links[name],
+            )
             for name, tier in tiers
         ]
 
@@ -310,13 +130,14 @@ class TierStack:
         place = 0 if self.from_start else begin
         hit = Hit()
         for tier in self.tiers:
+            tier.cache.pass_time(now)
             end = tier.cache.prefix(ids, place, now)
             if max(place, begin) < end:
                 hit.parts.append((tier, max(place, begin), end))
             if self.from_start:
-                tier.cache.touch(ids, place, end)
+                tier.cache.touch(ids, place, end, now)
             else:
-                tier.cache.touch(ids, 0, len(ids))
+                tier.cache.touch(ids, 0, len(ids), now)
             place = end
         if self.from_start or hit.parts:
             hit.chunks = place
@@ -330,7 +151,7 @@ class TierStack:
         """
         top = self.tiers[0]
         below = [(begin, end) for tier, begin, end in hit.parts if tier is not top]
-        if below and top.name == "cpu":
+        if below and top.name == "cpu" and not self._server:
             begin, end = below[0][0], below[-1][1]
             wait = top.cache.room_at(end - begin, now) - now
             now += -(-wait // RETRY_S) * RETRY_S
@@ -363,10 +184,15 @@ class TierStack:
         handed = now
         full = self.tiers[0].cache.used >= self.tiers[0].cache.capacity
         for depth, tier in enumerate(self.tiers):
+            tier.cache.pass_time(handed)
             count = tier.cache.missing(ids, begin, end)
-            if depth == 0 and len(self.tiers) > 1 and self.from_start:
+            if depth == 0 and self.from_start and (self._server or len(self.tiers) > 1):
                 short = max(0, count - tier.cache.room(count, handed))
-                count, end = count - short, end - short
+                short = count if short and self._server else short
+                if short:
+                    kept = begin if self._server else end - short
+                    tier.cache.drop(ids, kept, end)
+                    count, end = count - short, kept
             if not count:
                 continue
             seconds = tier.link.store_seconds(count * self.chunk_bytes, count)
@@ -382,7 +208,7 @@ class TierStack:
         for tier in self.tiers[1:]:
             top.keep_until(ids, begin, end, tier.cache)
         if not self.from_start:
-            top.touch(ids, 0, end)
+            top.touch(ids, 0, end, now)
         return held_up, max(complete, held_up)
 
     def _flush(self, tier: Tier, count: int) -> float:

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.backends.preset import LowerTier
+from replay.engine.chunks import ChunkCache
 from replay.engine.profiles import Link
-from replay.engine.tiers import ChunkCache, TierStack
+from replay.engine.tiers import TierStack
 
 MIB = 2**20
 
@@ -75,7 +76,7 @@ def test_pinned_chunks_and_those_on_their_way_do_not_give_way() -> None:
 def test_a_hit_moves_a_chunk_only_under_lru(policy: str, left: list[int]) -> None:
     tier = cache(3, policy)
     tier.insert(chunks(0, 1, 2), 0, 3, 0.0, 0.0)
-    tier.touch(chunks(0), 0, 1)
+    tier.touch(chunks(0), 0, 1, 0.0)
     tier.insert(chunks(3), 0, 1, 1.0, 1.0)
     assert np.flatnonzero(served(tier, chunks(0, 1, 2, 3), 1.0)).tolist() == left
 
@@ -83,7 +84,7 @@ def test_a_hit_moves_a_chunk_only_under_lru(policy: str, left: list[int]) -> Non
 def test_touching_leaves_the_first_chunk_newest() -> None:
     tier = cache(4)
     tier.insert(chunks(0, 1, 2, 3), 0, 4, 0.0, 0.0)
-    tier.touch(chunks(0, 1, 2, 3), 0, 4)
+    tier.touch(chunks(0, 1, 2, 3), 0, 4, 0.0)
     tier.insert(chunks(4, 5), 0, 2, 1.0, 1.0)
     assert tier.prefix(chunks(0, 1, 2, 3), 0, 1.0) == 2
 
