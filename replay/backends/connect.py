@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from replay.backends.preset import Preset
 from replay.errors import ReplayError
-from replay.load.outcome import Backend, Clock, Outcome, Request
+from replay.load.outcome import Backend, Outcome, Request
 
 if TYPE_CHECKING:
+    from replay.backends.clients import Servers
     from replay.backends.http import HttpBackend
-    from replay.backends.http.attribution.lookups import Lookups
     from replay.backends.launch.launcher import Launched
+    from replay.backends.route import Router
+    from replay.backends.workers import Workers
+    from replay.load.clock import RunClock
+    from replay.load.schedule import Schedule
 
 DEFAULT_MODEL = "qwen2.5-7b-1m"
 DEFAULT_GPU = "h200"
@@ -29,7 +33,8 @@ class Where:
 
     preset: Preset
     target: str = "sim"
-    """``sim``, ``launch`` or the URL of a running server."""
+    """``sim``, ``launch`` or the URL of a running server; several with commas between them are instances of one
+    backend, among which the preset's `router` chooses."""
     model: str | None = None
     """Model profile for ``sim``; what the engine loads for ``launch``; the name that a server at a URL
     serves (null: the first that it lists)."""
@@ -51,6 +56,8 @@ class Where:
     """Launch with random weights."""
     max_model_len: int | None = None
     """Launch with this longest prompt plus output; null: the model's own."""
+    workers: int = 1
+    """Processes that send; they share the run's schedule and its rows."""
     logs: Path = Path("replay-logs")
     """Folder for the logs of launched processes."""
     engine: Launched | None = None
@@ -59,6 +66,12 @@ class Where:
     def __post_init__(self) -> None:
         if self.target not in ("sim", "launch") and not self.target.startswith(("http://", "https://")):
             raise ReplayError(f"--target {self.target}: must be sim, launch or a URL that starts with http")
+        if self.workers < 1:
+            raise ReplayError(f"--workers must be at least 1, not {self.workers}")
+        if self.workers > 1 and self.simulated:
+            raise ReplayError("--workers: the engine model has one virtual clock; use it with a URL or --target launch")
+        if self.kv_events and ("," in self.target or (self.target == "launch" and self.preset.instances > 1)):
+            raise ReplayError("--kv-events is the address of one engine; leave it out with several instances")
         if self.target == "launch" and not self.model:
             raise ReplayError("--target launch needs --model, a model's folder or a name that the engine can load")
 
@@ -116,16 +129,23 @@ def default_target() -> str:
 
 @contextlib.asynccontextmanager
 async def connect(
-    where: Where, clock: Clock, *, seed: int, outputs: str, say: Callable[[str], None] = lambda line: None
+    where: Where,
+    clock: RunClock,
+    *,
+    seed: int,
+    outputs: str,
+    say: Callable[[str], None] = lambda line: None,
+    schedule: Schedule | None = None,
 ) -> AsyncIterator[Backend]:
     """The backend, started and with its cache in a known state.
 
     Args:
         where: who answers.
-        clock: the run's clock.
+        clock: the run's clock; starts again once an engine that must be launched, or workers, are there.
         seed: of token content.
         outputs: ``live`` or ``recorded``.
         say: gets a line now and then while an engine starts.
+        schedule: of the run; only workers need it.
     """
     if where.simulated:
         from replay.backends.sim import SimBackend
@@ -134,13 +154,48 @@ async def connect(
             yield sim
     elif where.target == "launch":
         async with _engine(where, say) as engine:
-            url = engine.urls[0]
-            http = _http(where, url, clock, seed, outputs, model=engine.options.served_name, lookups=_lookups(engine))
-            async with http:
+            from replay.backends.clients import Servers
+
+            lookups, in_logs = _lookups(engine)
+            model = engine.options.served_name
+            servers = Servers(where, tuple(engine.urls), model, seed, outputs, lookups, in_logs)
+            async with _asked(servers, clock, schedule) as http:
                 yield LaunchedBackend(engine, http)
     else:
-        async with _http(where, where.target, clock, seed, outputs, model=where.model) as http:
+        from replay.backends.clients import Servers, addresses
+
+        servers = Servers(where, addresses(where.target), where.model, seed, outputs)
+        async with _asked(servers, clock, schedule) as http:
             yield http
+
+
+@contextlib.asynccontextmanager
+async def _asked(
+    servers: Servers, clock: RunClock, schedule: Schedule | None
+) -> AsyncIterator[HttpBackend | Router | Workers]:
+    """The client of running servers: behind a router where there are several, through workers where wanted."""
+    from replay.backends.route import Router
+
+    where = servers.where
+    async with contextlib.AsyncExitStack() as stack:
+        workers = None
+        if where.workers > 1 and schedule is not None:
+            from replay.backends.workers import Workers
+
+            workers = Workers(where.workers, servers, schedule, where.max_context())
+            await stack.enter_async_context(workers)
+        clock.restart()
+        clients = servers.clients(clock)
+        front = Router(clients, where.preset.router) if len(clients) > 1 else clients[0]
+        await stack.enter_async_context(front)
+        if workers is None:
+            yield front
+        else:
+            await workers.serve(front, clients, clock)
+            try:
+                yield workers
+            finally:
+                await workers.end()  # before the last reading of the metrics
 
 
 @contextlib.asynccontextmanager
@@ -160,49 +215,20 @@ def _launched(where: Where, say: Callable[[str], None]) -> Launched:
     return Launched(where.preset, options, log_dir=where.logs, recorder=_RECORDER, progress=say)
 
 
-def _lookups(engine: Launched) -> Lookups | None:
-    """Where LMCache says what it served to which request: its server's events, or its connector's log."""
-    from replay.backends.http.attribution.lookups import Lookups
-
+def _lookups(engine: Launched) -> tuple[tuple[Path, ...], bool]:
+    """Where LMCache says what it served to which request, and whether that is logs: its server's events, or the
+    log of its connector in each instance."""
     if engine.events is not None:
-        return Lookups(engine.events)
+        return (engine.events,), False
     if engine.preset.connector == "lmcache":
-        return Lookups(engine.engine_logs[0], log=True)
-    return None
-
-
-def _http(
-    where: Where,
-    url: str,
-    clock: Clock,
-    seed: int,
-    outputs: str,
-    *,
-    model: str | None,
-    lookups: Lookups | None = None,
-) -> HttpBackend:
-    from replay.backends.http import HttpBackend
-
-    return HttpBackend(
-        url,
-        where.preset,
-        HttpBackend.content_for(where.preset, seed, tokenizer=where.tokenizer),
-        clock,
-        model=model,
-        api_key_env=where.api_key_env,
-        headers=dict(where.headers),
-        endpoint=where.endpoint,  # type: ignore[arg-type]
-        kv_events=where.kv_events,
-        outputs=outputs,
-        isolation=where.isolation,
-        lookups=lookups,
-    )
+        return tuple(engine.engine_logs), True
+    return (), False
 
 
 class LaunchedBackend:
     """A launched engine and the client that asks it."""
 
-    def __init__(self, engine: Launched, http: HttpBackend):
+    def __init__(self, engine: Launched, http: HttpBackend | Router | Workers):
         self.engine = engine
         self.http = http
 

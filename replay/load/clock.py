@@ -69,14 +69,31 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class RunClock:
-    """Seconds from the start of the run, on the running loop."""
+    """Seconds from the start of the run, on the running loop.
 
-    def __init__(self) -> None:
-        self._origin = asyncio.get_running_loop().time()
+    A real loop's time is the machine's monotonic clock, so processes that share an origin share a clock.
+    """
+
+    def __init__(self, origin: float | None = None) -> None:
+        """`origin` is the run's start in the loop's time; null: now."""
+        self.origin = asyncio.get_running_loop().time() if origin is None else origin
+
+    def restart(self) -> None:
+        """The run starts now: an engine that had to be launched first is up."""
+        self.origin = asyncio.get_running_loop().time()
 
     def now(self) -> float:
         """Seconds from the start of the run."""
-        return asyncio.get_running_loop().time() - self._origin
+        return asyncio.get_running_loop().time() - self.origin
+
+
+async def sample_lag(lag: list[float]) -> None:
+    """Appends the seconds by which the running loop wakes late, sampled every 50 ms until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + 0.05
+        await asyncio.sleep(0.05)
+        lag.append(loop.time() - due)
 
 
 def run(main: Coroutine[Any, Any, T], *, virtual: bool) -> T:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay.load.clock import RunClock, VirtualLoop
-from replay.load.outcome import Backend, Outcome, Request
+from replay.load.clock import RunClock, VirtualLoop, sample_lag
+from replay.load.outcome import Backend, Outcome
 from replay.load.row import row
 from replay.load.schedule import Schedule
 
@@ -92,11 +92,13 @@ class Driver:
             clock: the run's clock, the same one that the backend stamps its outcomes with.
         """
         self._clock = clock
+        self._began = clock.now()
         self._wake = asyncio.Event()
         self._families = self._group_families()
         self._queue = deque(sorted(range(len(self._families)), key=self._family_start))
         self._slots = self._settings.concurrency or len(self._queue)
-        lag = None if isinstance(asyncio.get_running_loop(), VirtualLoop) else asyncio.create_task(self._sample_lag())
+        virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
+        lag = None if virtual else asyncio.create_task(sample_lag(self.progress.lag))
         try:
             while self.progress.done < self.progress.total and not self.progress.stopped:
                 self._open_families()
@@ -117,10 +119,11 @@ class Driver:
         if hasattr(self, "_wake"):
             self._wake.set()
 
-    # Time. The schedule's time runs ahead of the clock by the idle seconds jumped over.
+    # Time. The schedule's time starts with the driver, a moment after the clock, which finding the server took,
+    # and runs ahead of it by the idle seconds jumped over.
 
     def _now(self) -> float:
-        return self._clock.now() + self.progress.skipped_s
+        return self._clock.now() - self._began + self.progress.skipped_s
 
     async def _sleep(self) -> None:
         """Waits for the next timer or answer."""
@@ -207,7 +210,8 @@ class Driver:
         now = self._now()
         while self._timers and self._timers[0][0] <= now + _TICK:
             due, index = heapq.heappop(self._timers)
-            task = asyncio.get_running_loop().create_task(self._send(index, due - self.progress.skipped_s))
+            on_the_clock = self._began + due - self.progress.skipped_s
+            task = asyncio.get_running_loop().create_task(self._send(index, on_the_clock))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             self.progress.in_flight += 1
@@ -218,17 +222,7 @@ class Driver:
         tree = self.schedule.tree
         ideal = tree.longest_sent(step.tip)
         tree.mark_sent(step.context)
-        request = Request(
-            turn=step.turn,
-            session=step.session,
-            id=step.id,
-            tree=tree,
-            tip=step.tip,
-            context=step.context,
-            output=step.output,
-            ideal=ideal,
-            parent_id=self._steps[step.parent].id if step.parent >= 0 else None,
-        )
+        request = self.schedule.request(step, ideal)
         started = self._clock.now()
         try:
             outcome = await self.backend.send(request)
@@ -286,13 +280,6 @@ class Driver:
         self._wake.set()
         if self._watch is not None:
             self._watch(self.progress)
-
-    async def _sample_lag(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + 0.05
-            await asyncio.sleep(0.05)
-            self.progress.lag.append(loop.time() - due)
 
     async def _finish(self) -> None:
         tasks = list(self._tasks)

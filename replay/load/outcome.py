@@ -37,6 +37,8 @@ class Request:
     """Tokens of the longest prefix that any earlier request of the run shares."""
     parent_id: str | None = None
     """Request whose context this one continues: its live output is part of this prompt."""
+    family: int = 0
+    """Number of the family (a session and its sub-agents) in the run."""
 
     @property
     def prompt(self) -> int:
@@ -83,6 +85,9 @@ class Outcome:
     attempts: int = 1
     """Times the request was put on the wire."""
     worker: int = 0
+    """Number of the client's process that sent it, from 0."""
+    instance: int | None = None
+    """Number of the engine that answered, where the client chose among several; from 0."""
     output_ids: Any = field(default=None, repr=False)
     """Token ids that the model really generated, where the engine returns them; not stored."""
 

@@ -52,6 +52,7 @@ def row(step: Step, outcome: Outcome, *, due: float | None, ideal: int | None) -
         "preemptions": outcome.preemptions,
         "attempts": outcome.attempts,
         "worker": outcome.worker,
+        "instance": outcome.instance,
     }
 
 

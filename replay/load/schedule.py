@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from replay.errors import ReplayError
+from replay.load.outcome import Request
 from replay.trace import ROOT, PrefixTree, Tip, Trace, Turn
 
 
@@ -119,6 +120,26 @@ class Schedule:
             )
         self.too_long = self._drop_too_long(max_context)
         """Turns dropped because their prompt does not fit the model, without those that depend on them."""
+
+    def request(self, step: Step, ideal: int) -> Request:
+        """What a backend is asked for a step.
+
+        Args:
+            step: one of `steps`.
+            ideal: tokens of the longest prefix of its prompt that any earlier request of the run shares.
+        """
+        return Request(
+            turn=step.turn,
+            session=step.session,
+            id=step.id,
+            tree=self.tree,
+            tip=step.tip,
+            context=step.context,
+            output=step.output,
+            ideal=ideal,
+            parent_id=self.steps[step.parent].id if step.parent >= 0 else None,
+            family=step.family,
+        )
 
     def _add_family(self, indices: list[int], number: int, clone: int) -> None:
         first = len(self.steps)

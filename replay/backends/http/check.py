@@ -43,12 +43,25 @@ class SelfCheck:
         self._silent += outcome.computed is None
         self._split += outcome.computed is not None and None in (outcome.gpu, outcome.computed)
 
+    def merge(self, other: SelfCheck) -> None:
+        """Adds what another client of the same run noticed."""
+        self._compose.extend(other._compose)
+        self._upload.extend(other._upload)
+        self._drift.extend(other._drift)
+        self._short += other._short
+        self._silent += other._silent
+        self._split += other._split
+        self._answers += other._answers
+
+    def times(self) -> dict[str, Any]:
+        """The client's own part of its requests, in milliseconds."""
+        return {"compose_ms": percentiles(self._compose), "upload_ms": percentiles(self._upload)}
+
     def summary(self) -> dict[str, Any]:
         """Milliseconds and token counts; null where nothing was measured."""
         drift = np.abs(np.array(self._drift))
         return {
-            "compose_ms": _percentiles(self._compose),
-            "upload_ms": _percentiles(self._upload),
+            **self.times(),
             "prompt_drift": {
                 "requests": int((drift > 0).sum()),
                 "mean_tokens": float(np.mean(self._drift)) if len(drift) else None,
@@ -80,7 +93,8 @@ class SelfCheck:
         return self._preset.connector == "lmcache-mp"
 
 
-def _percentiles(seconds: array[float]) -> dict[str, float] | None:
+def percentiles(seconds: array[float]) -> dict[str, float] | None:
+    """Milliseconds; null where nothing was measured."""
     if not seconds:
         return None
     p50, p99, most = np.percentile(np.array(seconds), (50, 99, 100)) * 1e3

@@ -20,6 +20,7 @@ from replay.backends.http.check import SelfCheck
 from replay.backends.http.compose import Composer, request_headers
 from replay.backends.http.errors import describe_error, fault
 from replay.backends.http.exchange import Exchange, WireError
+from replay.backends.http.history import History
 from replay.backends.http.kv_events import KvEvents
 from replay.backends.http.limits import Limits
 from replay.backends.http.metrics import Sample, Scraper, gpu_tokens
@@ -32,7 +33,8 @@ from replay.load.content import Content
 from replay.load.events import CacheEvent
 from replay.load.outcome import Clock, Outcome, Request
 
-Scrapes = Callable[[], Awaitable[list[Sample]]]
+Ask = Callable[[Request, tuple[int, int | None]], Awaitable[Outcome]]
+"""Sends a request, of which so much was known before (see `loss.Known.note`)."""
 
 
 class HttpBackend:
@@ -62,6 +64,8 @@ class HttpBackend:
         lookups: Lookups | None = None,
         kv_events: str | None = None,
         worker: int = 0,
+        known: loss.Known | None = None,
+        history: History | None = None,
     ):
         """Args:
             url: address of the server, with or without ``/v1``.
@@ -82,6 +86,8 @@ class HttpBackend:
             lookups: per-request records of LMCache's server or log.
             kv_events: ZMQ address at which the engine publishes cache events; null: it does not.
             worker: number of this process within the run.
+            known: what earlier prompts held, shared with the clients of other instances.
+            history: the messages of earlier requests, shared likewise.
 
         Raises:
             ReplayError: an address, key variable or header that cannot be used.
@@ -104,11 +110,13 @@ class HttpBackend:
         self._lookups = lookups
         self._events = KvEvents(kv_events, clock.now) if kv_events else None
         self._worker = worker
-        self._prefilled = loss.Prefilled()
-        self._warm: loss.Prefilled | None = None
+        self._known = known or loss.Known()
+        self._history = history or History()
         self._watch: counters.Watch | None = None
         self._about: dict[str, Any] = {}
         self.scraper: Scraper | None = None
+        self.through: Ask | None = None
+        """Sends in this client's place, as `ask` would: a worker process."""
 
     @classmethod
     def content_for(cls, preset: Preset, seed: int, *, tokenizer: str | None = None) -> Content:
@@ -160,6 +168,7 @@ class HttpBackend:
             isolate=self.isolation == "salt",
             stream=self._stream,
             live=self._live,
+            history=self._history,
         )
         if counters.wanted(self.preset):
             self._watch = counters.Watch(Scraper(server, self._clock.now, 0.0).read)
@@ -197,8 +206,12 @@ class HttpBackend:
 
     def self_check(self) -> dict[str, Any]:
         """What the client noticed about itself and the server: added times, token drift, warnings."""
+        return {**self.check.summary(), **self.counts()}
+
+    def counts(self) -> dict[str, int]:
+        """How many connections it had, and how many generated outputs went into later prompts."""
         pool = {"connections_opened": self._pool.opened, "peak_connections": self._pool.peak}
-        return {**self.check.summary(), **pool, "live_outputs": self.content.live_outputs}
+        return {**pool, "live_outputs": self.content.live_outputs}
 
     async def restart(self) -> None:
         """Not possible: the server is someone else's.
@@ -210,7 +223,7 @@ class HttpBackend:
 
     def restarted(self) -> None:
         """Notes that whoever owns the server has restarted the engine: what is lost from now on may be `cold`."""
-        self._warm = loss.Prefilled()
+        self._known.restarted()
 
     def scrapes(self) -> list[Sample]:
         """Rows of the table `scrapes`: what the server's metrics said."""
@@ -228,14 +241,26 @@ class HttpBackend:
 
     async def send(self, request: Request) -> Outcome:
         """Sends one request; a server's fault becomes an outcome with status ``error``."""
+        # Live outputs are what the engine generated, so all of a context is known to it.
+        known = self._known.note(request.tree, request.tip, request.context if self._live else request.tip)
+        ask = self.through or self.ask
         if self._watch is None:
-            return await self._send(request)
-        async with self._watch.request() as scrapes:
-            return await self._send(request, scrapes)
+            outcome = await ask(request, known)
+        else:
+            async with self._watch.request() as both:
+                outcome = await ask(request, known)
+                await counters.fill(self.preset, outcome, both)
+        self.check.answered(request, outcome)
+        return outcome
 
-    async def _send(self, request: Request, scrapes: Scrapes | None = None) -> Outcome:
+    async def ask(self, request: Request, known: tuple[int, int | None]) -> Outcome:
+        """Sends one request and reads its reply; what concerns the run as a whole is `send`'s.
+
+        Args:
+            request: the request.
+            known: what `loss.Known.note` says of its prompt.
+        """
         endpoint = self._composer.endpoint_of(request)
-        known = self._known(request)
         attempts = 0
         while True:
             attempts += 1
@@ -254,10 +279,9 @@ class HttpBackend:
         outcome = self._outcome(reply, exchange, failure)
         outcome.attempts = attempts
         outcome.worker = self._worker
-        await self._attribute(request, reply, outcome, known, scrapes)
+        await self._attribute(request, reply, outcome, known)
         if outcome.status == "ok":
             self._remember(request, reply, outcome)
-        self.check.answered(request, outcome)
         return outcome
 
     def _outcome(self, reply: Reply, exchange: Exchange, failure: str | None) -> Outcome:
@@ -286,35 +310,13 @@ class HttpBackend:
             outcome.last_token = exchange.closed
         return outcome
 
-    def _known(self, request: Request) -> tuple[int, int | None]:
-        """Tokens of the prompt that were in earlier prompts, and of these since the engine's last restart."""
-        # Live outputs are what the engine generated, so all of a context is known to it.
-        end = request.context if self._live else request.tip
-        known = self._prefilled.longest(request.tree, request.tip)
-        self._prefilled.add(request.tree, end)
-        if self._warm is None:
-            return known, None
-        warm = self._warm.longest(request.tree, request.tip)
-        self._warm.add(request.tree, end)
-        return known, warm
-
-    async def _attribute(
-        self,
-        request: Request,
-        reply: Reply,
-        outcome: Outcome,
-        known: tuple[int, int | None],
-        scrapes: Scrapes | None,
-    ) -> None:
+    async def _attribute(self, request: Request, reply: Reply, outcome: Outcome, known: tuple[int, int | None]) -> None:
         if self._lookups is not None and outcome.status == "ok":
             found = await self._lookups.find(self._composer.request_id(request))
             if found is not None:
                 reply.extra["lookup"] = found
         served = attribution.tiers(self.preset, reply.counts, reply.extra)
-        if scrapes is not None and served.gpu is None and outcome.status == "ok":
-            served = counters.tiers(self.preset, reply.counts, await scrapes()) or served
-        outcome.gpu, outcome.cpu, outcome.disk, outcome.remote = served[:4]
-        outcome.external, outcome.computed, outcome.tier_source = served[4:]
+        served.put(outcome)
         if attribution.take_model(reply.extra, outcome):
             return
         if outcome.prompt_tokens is not None:

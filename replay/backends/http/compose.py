@@ -67,6 +67,7 @@ class Composer:
         isolate: bool,
         stream: bool,
         live: bool,
+        history: History,
     ):
         """Args:
         preset: decides which fields the engine takes.
@@ -81,9 +82,10 @@ class Composer:
         isolate: also keep the run's prompts apart from those of earlier runs by it.
         stream: ask for streams of events.
         live: ask for the generated token ids.
+        history: the messages of earlier requests.
         """
         self.endpoint: Endpoint = endpoint or fields.default_endpoint(preset)
-        self.history = History()
+        self.history = history
         self._forced = endpoint is not None
         self._preset = preset
         self._content = content

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from replay.backends.http.attribution.served import Served, Usage
 from replay.backends.http.metrics import Sample, difference
 from replay.backends.preset import Preset
+from replay.load.outcome import Outcome
 
 _BY_SOURCE = "vllm:prompt_tokens_cached_by_source"
 # What older versions have: counter and labels of the GPU's tokens, and of all from beyond it. The hits come last: they
@@ -57,6 +58,24 @@ class Watch:
             yield both
         finally:
             self._active -= 1
+
+
+async def fill(preset: Preset, outcome: Outcome, both: Callable[[], Awaitable[list[Sample]]]) -> None:
+    """Puts the tiers into an outcome whose reply left them open, if its request ran alone.
+
+    Args:
+        preset: the backend.
+        outcome: changed in place.
+        both: what `Watch.request` gave.
+    """
+    if outcome.status != "ok" or outcome.gpu is not None:
+        return
+    prompt, computed = outcome.prompt_tokens, outcome.computed
+    if prompt is None or computed is None:
+        return
+    served = tiers(preset, Usage(prompt, outcome.output_tokens, prompt - computed), await both())
+    if served is not None:
+        served.put(outcome)
 
 
 def tiers(preset: Preset, counts: Usage, samples: Sequence[Sample]) -> Served | None:

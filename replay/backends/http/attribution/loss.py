@@ -33,6 +33,34 @@ class Prefilled:
         return 0
 
 
+class Known:
+    """What earlier prompts of a run held; the clients of all its instances share one."""
+
+    def __init__(self) -> None:
+        self._prefilled = Prefilled()
+        self._warm: Prefilled | None = None
+
+    def note(self, tree: PrefixTree, tip: Tip, end: Tip) -> tuple[int, int | None]:
+        """Tokens of a prompt that were in earlier prompts, and of these since the engine's last restart.
+
+        Args:
+            tree: prefix tree of the run.
+            tip: end of the prompt, which is sent now.
+            end: end of what the engine will have computed once it has answered.
+        """
+        known = self._prefilled.longest(tree, tip)
+        self._prefilled.add(tree, end)
+        if self._warm is None:
+            return known, None
+        warm = self._warm.longest(tree, tip)
+        self._warm.add(tree, end)
+        return known, warm
+
+    def restarted(self) -> None:
+        """Notes that the engine was restarted: what is lost from now on may be `cold`."""
+        self._warm = Prefilled()
+
+
 def split(
     preset: Preset,
     served: Served,

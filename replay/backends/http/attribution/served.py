@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from replay.load.outcome import Outcome
+
 
 class Usage(NamedTuple):
     """Token counts of a reply; null where the server does not say."""
@@ -25,6 +27,11 @@ class Served(NamedTuple):
     computed: int | None = None
     source: str | None = None
     """Who says so: ``usage``, ``connector``, ``events`` or ``counters``."""
+
+    def put(self, outcome: Outcome) -> None:
+        """Writes the counts into an outcome."""
+        outcome.gpu, outcome.cpu, outcome.disk, outcome.remote = self[:4]
+        outcome.external, outcome.computed, outcome.tier_source = self[4:]
 
 
 def read_usage(usage: dict[str, Any]) -> Usage:

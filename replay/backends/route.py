@@ -1,0 +1,170 @@
+"""`Router`: one run over several instances of an engine, as a router in front of them would spread it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+from replay.backends.clients import checked
+from replay.backends.http import HttpBackend
+from replay.backends.http.attribution.loss import Prefilled
+from replay.backends.http.metrics import Sample
+from replay.load.outcome import Outcome, Request
+
+_WORTH = 0.5
+"""Share of a prompt that an instance must hold to be preferred. With less, all that begins with the same system
+prompt would go to the instance that saw it first; the rest goes where least is in flight."""
+
+
+class Scrapes(NamedTuple):
+    """What the instances' metrics said, each sample labelled with its instance."""
+
+    samples: list[Sample]
+
+
+class Router:
+    """Chooses an instance for each request; a `replay.load.outcome.Backend`.
+
+    ``round-robin`` takes them in turn, ``session`` keeps a session where its first request went (first requests
+    take the instances in turn), ``prefix`` takes the one that was sent the longest prefix of the prompt.
+    """
+
+    def __init__(self, clients: Sequence[HttpBackend], policy: str):
+        """Args:
+        clients: one for each instance; they share what they know of earlier prompts.
+        policy: ``round-robin``, ``session`` or ``prefix``.
+        """
+        self.clients = list(clients)
+        self.policy = policy
+        self._sent = [Prefilled() for _ in clients]
+        self._in_flight = [0] * len(clients)
+        self._requests = [0] * len(clients)
+        self._home: dict[str, int] = {}
+        self._turns = 0
+        self._stack = AsyncExitStack()
+        # The tiers of these engines lie in, or beside, one instance; an LMCache server or remote store is for all.
+        preset = clients[0].preset
+        self._apart = preset.connector != "lmcache-mp" and preset.tiers.remote is None
+
+    async def __aenter__(self) -> Router:
+        """Enters all clients.
+
+        Raises:
+            ReplayError: a server does not answer or cannot do what was asked.
+        """
+        async with AsyncExitStack() as stack:
+            for client in self.clients:
+                await stack.enter_async_context(client)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def send(self, request: Request) -> Outcome:
+        """Sends a request to the instance of its choice."""
+        held = [sent.longest(request.tree, request.tip) for sent in self._sent]
+        chosen = self._choose(request, held)
+        self._sent[chosen].add(request.tree, request.context)
+        self._in_flight[chosen] += 1
+        self._requests[chosen] += 1
+        try:
+            outcome = await self.clients[chosen].send(request)
+        finally:
+            self._in_flight[chosen] -= 1
+        outcome.instance = chosen
+        if self._apart:
+            explain(outcome, request.ideal, held[chosen])
+        return outcome
+
+    def _choose(self, request: Request, held: Sequence[int]) -> int:
+        if self.policy == "round-robin":
+            return self._next()
+        if self.policy == "session":
+            home = self._home.get(request.session)
+            if home is None:
+                home = self._home[request.session] = self._next()
+            return home
+        least = min(range(len(held)), key=lambda i: (self._in_flight[i], self._requests[i]))
+        longest = max(held)
+        if longest < _WORTH * request.prompt:
+            return least
+        return min((i for i, tokens in enumerate(held) if tokens == longest), key=lambda i: self._in_flight[i])
+
+    def _next(self) -> int:
+        self._turns += 1
+        return (self._turns - 1) % len(self.clients)
+
+    async def restart(self) -> None:
+        """Not possible: the servers are someone else's.
+
+        Raises:
+            ReplayError: always.
+        """
+        await self.clients[0].restart()
+
+    def restarted(self) -> None:
+        """Notes that whoever owns the servers has restarted the engines."""
+        self.clients[0].restarted()
+
+    @property
+    def scraper(self) -> Scrapes:
+        """Readings of the metrics of all instances."""
+        found = [
+            Sample(at, name, _labelled(labels, number), value)
+            for number, client in enumerate(self.clients)
+            for at, name, labels, value in client.scrapes()
+        ]
+        return Scrapes(sorted(found, key=lambda sample: sample.at))
+
+    def describe(self) -> dict[str, Any]:
+        """What is stored with the run: that of the first instance, and the capacity of all together."""
+        each = [client.describe() for client in self.clients]
+        sizes = [about["capacity_tokens"]["gpu"] for about in each if about.get("capacity_tokens")]
+        capacity = {"capacity_tokens": {"gpu": sum(sizes)}} if len(sizes) == len(each) else {"capacity_tokens": None}
+        warnings = [text for about in each for text in about.get("warnings") or []]
+        return {
+            **each[0],
+            **capacity,
+            "tiers": _summed([about.get("tiers") for about in each]),
+            "warnings": list(dict.fromkeys(warnings)),
+            "instances": len(each),
+            "urls": [client.url for client in self.clients],
+            "router": self.policy,
+        }
+
+    def self_check(self) -> dict[str, Any]:
+        """What the clients noticed, together, and how many requests each instance got."""
+        return {**checked(self.clients), "requests_per_instance": list(self._requests)}
+
+
+def explain(outcome: Outcome, ideal: int, held: int) -> None:
+    """Moves what only another instance was ever sent from ``unknown`` to ``never_stored``, in an outcome's loss.
+
+    Args:
+        outcome: changed in place.
+        ideal: tokens that any earlier request of the run shared.
+        held: tokens that an earlier request to the same instance shared.
+    """
+    if outcome.lost is None or outcome.prompt_tokens is None or outcome.computed is None:
+        return
+    served = outcome.prompt_tokens - outcome.computed
+    known = {cause: tokens for cause, tokens in outcome.lost.items() if cause != "unknown"}
+    left = max(0, ideal - served) - sum(known.values())
+    moved = max(0, min(left, ideal - max(held, served)))
+    known["never_stored"] = known.get("never_stored", 0) + moved
+    outcome.lost = {**known, "unknown": max(0, left - moved)}
+
+
+def _labelled(labels: str | None, instance: int) -> str:
+    """Labels as scraped, and the instance; another name than vLLM's own label ``engine``."""
+    own = f'instance="{instance}"'
+    return f"{{{own},{labels[1:]}" if labels and labels != "{}" else f"{{{own}}}"
+
+
+def _summed(tiers: Sequence[Any]) -> dict[str, Any] | None:
+    """Sizes of tiers, of all instances together, where each says them (`replay serve` does)."""
+    if not all(tiers):
+        return None
+    return {name: {unit: sum(each[name][unit] for each in tiers) for unit in sizes} for name, sizes in tiers[0].items()}
