@@ -492,7 +492,7 @@ def profiles(name: str | None) -> None:
 @_db
 @click.option("--format", "fmt", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 def sql(statement: str, db: str, fmt: str) -> None:
-    """Query the results file, read-only. Views are listed in reports/README.md.
+    """Query the results file, read-only. Views are listed in docs/results.md.
 
     \b
     Example:

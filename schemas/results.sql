@@ -213,6 +213,75 @@ SELECT
 FROM v_requests
 GROUP BY run_id, session;
 
+-- Where each prompt's tokens came from, a row for each tier that the backend names: 'computed' is prefill, 'unnamed'
+-- was cached in a tier that the backend does not name. A tier about which nothing is known has no row.
+CREATE OR REPLACE VIEW v_tiers AS
+SELECT run_id, session, turn, tier, tokens
+FROM (
+  SELECT
+    run_id, session, turn,
+    unnest(['gpu', 'cpu', 'disk', 'remote', 'external', 'unnamed', 'computed']) AS tier,
+    unnest([gpu_tokens, cpu_tokens, disk_tokens, remote_tokens, external_tokens, unnamed_tokens, computed_tokens])
+      AS tokens
+  FROM v_requests
+)
+WHERE tokens IS NOT NULL;
+
+-- What each request lost and why, a row for each cause that the backend names; `seconds` is the prefill time that it
+-- cost, in proportion to the tokens of the request's causes.
+CREATE OR REPLACE VIEW v_losses AS
+SELECT run_id, session, turn, cause, tokens, recompute_s * tokens / nullif(loss_total, 0) AS seconds
+FROM (
+  SELECT
+    run_id, session, turn, recompute_s, loss_total,
+    unnest(['evicted', 'granularity', 'never_stored', 'cold', 'diverged', 'unknown']) AS cause,
+    unnest([lost_evicted, lost_granularity, lost_never_stored, lost_cold, lost_diverged, lost_unknown]) AS tokens
+  FROM v_requests
+)
+WHERE tokens IS NOT NULL;
+
+-- TTFT in seconds by the slowest tier read, of the answered requests of each run; 'all' is every one of them. A
+-- percentile that n cannot support is NULL: p90 below 10 requests, p95 below 20, p99 below 100.
+CREATE OR REPLACE VIEW v_ttft AS
+SELECT
+  run_id, served_from, n, mean, p[1] AS p50,
+  CASE WHEN n >= 10 THEN p[2] END AS p90,
+  CASE WHEN n >= 20 THEN p[3] END AS p95,
+  CASE WHEN n >= 100 THEN p[4] END AS p99
+FROM (
+  SELECT
+    run_id,
+    CASE WHEN grouping(served_from) = 1 THEN 'all' ELSE coalesce(served_from, 'unknown') END AS served_from,
+    count(ttft) AS n,
+    avg(ttft) AS mean,
+    quantile_cont(ttft, [0.5, 0.9, 0.95, 0.99]) AS p
+  FROM v_requests
+  WHERE status = 'ok'
+  GROUP BY GROUPING SETS ((run_id, served_from), (run_id))
+)
+WHERE n > 0;
+
+-- Sessions: how many of their turns were answered, what these asked, reused and lost, and when the last one ended.
+CREATE OR REPLACE VIEW v_sessions AS
+SELECT
+  run_id,
+  session,
+  count(*) AS turns,
+  count(*) FILTER (status = 'ok') AS ok,
+  sum(prompt_tokens) FILTER (status = 'ok')::BIGINT AS prompt_tokens,
+  sum(output_tokens) FILTER (status = 'ok')::BIGINT AS output_tokens,
+  sum(ideal_tokens) FILTER (status = 'ok')::BIGINT AS ideal_tokens,
+  sum(served_tokens) FILTER (status = 'ok')::BIGINT AS served_tokens,
+  sum(loss_total) FILTER (status = 'ok')::BIGINT AS loss_total,
+  sum(lost_evicted) FILTER (status = 'ok')::BIGINT AS lost_evicted,
+  sum(recompute_s) FILTER (status = 'ok') AS recompute_s,
+  median(ttft) FILTER (status = 'ok') AS ttft_p50,
+  max(ttft) FILTER (status = 'ok') AS ttft_max,
+  min(sent) AS first_sent,
+  max(closed) AS last_closed
+FROM v_requests
+GROUP BY run_id, session;
+
 -- Stores, evictions, drops and resets of each tier over time. A row may sum up the time since the row before it.
 CREATE OR REPLACE VIEW v_cache_events AS
 SELECT run_id, "at", kind, tier, blocks, tokens, session, turn, detail

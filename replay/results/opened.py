@@ -15,7 +15,10 @@ from replay.results.snapshot import open_live
 
 
 class Results:
-    """A results file, read-only. Use as a context manager, or `close` it: others cannot write meanwhile."""
+    """A results file, read-only. Use as a context manager, or `close` it: others cannot write meanwhile.
+
+    Views and tables with all columns: ``docs/results.md``.
+    """
 
     def __init__(self, con: duckdb.DuckDBPyConnection):
         self.con = con
@@ -64,6 +67,26 @@ class Results:
         return self.con.view("v_requests")
 
     @property
+    def tiers(self) -> duckdb.DuckDBPyRelation:
+        """The view `v_tiers`: a row for each turn and each tier that the backend names, with its prompt tokens."""
+        return self.con.view("v_tiers")
+
+    @property
+    def losses(self) -> duckdb.DuckDBPyRelation:
+        """The view `v_losses`: a row for each turn and each cause of loss, with tokens and prefill seconds."""
+        return self.con.view("v_losses")
+
+    @property
+    def ttft(self) -> duckdb.DuckDBPyRelation:
+        """The view `v_ttft`: a row for each run and `served_from`, with `n`, `mean` and percentiles in seconds."""
+        return self.con.view("v_ttft")
+
+    @property
+    def sessions(self) -> duckdb.DuckDBPyRelation:
+        """The view `v_sessions`: a row a session of a run, with its sums."""
+        return self.con.view("v_sessions")
+
+    @property
     def scrapes(self) -> duckdb.DuckDBPyRelation:
         """The table `scrapes`."""
         return self.con.table("scrapes")
@@ -75,7 +98,7 @@ class Results:
 
 
 def open_results(path: str | Path) -> Results:
-    """Opens a results file to read it from Python.
+    """Opens a results file to read it from Python. While another process writes it, this is what it has stored so far.
 
     ::
 

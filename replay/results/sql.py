@@ -21,7 +21,7 @@ MAX_ROWS = 1_000
 
 
 def query(path: str | Path, sql: str, fmt: Format = "table", *, width: int = 80) -> str:
-    """The result of a query as text. Tables and views: `schemas/results.sql`.
+    """The result of a query as text. Tables and views: ``docs/results.md``.
 
     The connection cannot write, read other files, reach the network or change its configuration. While another
     process writes the file, it sees what was stored a moment ago.
