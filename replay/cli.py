@@ -71,7 +71,7 @@ def _trace(path: str) -> Any:
 @main.command()
 @click.argument("trace")
 @click.option("--backend", required=True, help="Preset name or a YAML file; 'replay backends' lists presets.")
-@click.option("--target", help="sim, launch, or the URL of a running server [default: launch with a GPU, else sim].")
+@click.option("--target", help="sim, launch, or URL[,URL] of running servers [default: launch with a GPU, else sim].")
 @_machine
 @click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override a field, e.g. tiers.disk.gib=500.")
 @click.option("--sessions", type=int, help="Sessions to replay; more than the trace has are clones.")
@@ -105,6 +105,7 @@ def _trace(path: str) -> Any:
     show_default=True,
     help="How a server's cache is kept apart from earlier runs.",
 )
+@click.option("--workers", type=int, default=1, help="Processes that send, with a URL or --target launch.")
 @click.option("--dummy-weights", is_flag=True, help="Launch with random weights: same timing and caching, no download.")
 @click.option("--max-model-len", type=int, help="Launch with this longest prompt plus output.")
 @click.option("--logs", default="replay-logs", show_default=True, help="Folder for the logs of launched engines.")
@@ -125,6 +126,7 @@ def run(
     tokenizer: str | None,
     kv_events: str | None,
     isolation: str,
+    workers: int,
     dummy_weights: bool,
     max_model_len: int | None,
     logs: str,
@@ -156,6 +158,7 @@ def run(
         tokenizer=tokenizer,
         kv_events=kv_events,
         isolation=isolation,
+        workers=workers,
         dummy_weights=dummy_weights,
         max_model_len=max_model_len,
         logs=Path(logs),
@@ -506,6 +509,7 @@ def sql(statement: str, db: str, fmt: str) -> None:
 
 
 # They add their commands to `main`, with options defined above.
+import replay.cli_calibrate  # noqa: E402
 import replay.cli_compare  # noqa: E402
 import replay.cli_files  # noqa: E402
 import replay.cli_serve  # noqa: E402, F401

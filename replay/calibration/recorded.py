@@ -107,6 +107,8 @@ def runs(source: Path, trace: Path | None = None) -> list[Recorded]:
 
 def _folder(folder: Path) -> list[Recorded]:
     manifest = _manifest(folder)
+    if not manifest.runs:
+        return []
     trace = _trace(folder / manifest.trace)
     return [
         Recorded(
@@ -162,11 +164,8 @@ def _turns(session: dict[str, Any]) -> list[Turn]:
             turns.append(Turn(session=name, turn=0, at=session["start"], append=append, output=turn["output"]))
         else:
             append = [(f"{name}.out{number - 1}", before), own]
-            turns.append(
-                Turn(
-                    session=name, turn=number, pause=turn["pause"], keep=prompt, append=append, output=turn["output"]
-                )  # fmt: skip
-            )
+            pause, output = turn["pause"], turn["output"]
+            turns.append(Turn(session=name, turn=number, pause=pause, keep=prompt, append=append, output=output))
         prompt += sum(tokens for _, tokens in append)
         before = turn["output"]
     return turns

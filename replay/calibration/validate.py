@@ -74,7 +74,7 @@ class Figure:
         return {**asdict(self), "error": self.error}
 
 
-def compare(recorded: Recorded, gpu: str | None = None, draws: int = 5) -> list[Figure]:
+def compare(recorded: Recorded, gpu: str | None = None, draws: int = 7) -> list[Figure]:
     """The figures of one recorded run beside the model's.
 
     Args:
@@ -165,8 +165,11 @@ def micro(path: Path, say: Callable[[str], None] = lambda line: None) -> list[Fi
             where = Where(presets.load(backend, changes), model="qwen3-8b", gpu=gpu)
             times = [row["first_token"] - row["sent"] for row in simulate(documents(table, others), where)]
             label = f"{gpu} {backend}"
-            pairs = [("first 16k", table.first, times[0]), ("again 16k", table.again, times[1])]
-            pairs.append(("back 16k", table.after_others, times[-1]))
+            pairs: list[tuple[str, float | None, float]] = [
+                ("first 16k", table.first, times[0]),
+                ("again 16k", table.again, times[1]),
+                ("back 16k", table.after_others, times[-1]),
+            ]
             pairs += [(f"{kind} 4k", *_four(tables[group][name], kind, table, where)) for kind in ("miss", "hit")]
             figures += [Figure(label, what, m, s, s, s) for what, m, s in pairs if m]
     return figures

@@ -108,12 +108,10 @@ class NaiveTiers:
         for stop, chunks in ((len(full), full), ((len(tokens) - 1) // self.size, keys)):
             if chunks is keys and self.lmcache:
                 continue
-            if self.lmcache and len(self.tiers) > 1:
-                missing = [key not in self.tiers[top].keys for key in chunks[start:stop]]
-                stop -= max(0, sum(missing) - self.tiers[top].capacity)
+            room = self._room(top, chunks[start:stop])
             for tier in self.tiers.values():
                 added: set[object] = set()
-                for key in chunks[start:stop]:
+                for key in chunks[start:stop][:room]:
                     if key not in tier.keys:
                         tier.add(key, added)
                         added.add(key)
@@ -121,3 +119,10 @@ class NaiveTiers:
                     tier.touch(chunks[:stop])
             start = max(start, stop)
         return served
+
+    def _room(self, top: str, keys: Sequence[object]) -> int:
+        """How many of `keys` can be stored: LMCache drops what does not fit its staging buffer at once."""
+        if not self.lmcache or len(self.tiers) == 1:
+            return len(keys)
+        missing = sum(key not in self.tiers[top].keys for key in keys)
+        return len(keys) - max(0, missing - self.tiers[top].capacity)
