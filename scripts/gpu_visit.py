@@ -30,6 +30,7 @@ from replay.backends.preset import load
 from replay.load.schedule import Settings
 from replay.results.store import Store
 from replay.trace import Header, Trace, Turn, read
+from replay.trace.synth import generate
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU_TOKENS, MAX_LEN = 64_000, 40_000
@@ -63,6 +64,8 @@ def jobs(agents: Path, levels: list[int]) -> list[Job]:
     found = [
         Job("doc_qa", ROOT / "traces/doc_qa.jsonl", serial),
         Job("evict_and_return", ROOT / "traces/evict_and_return.jsonl", serial),
+        # 36 others are 92 GB, more than the CPU tiers of most hosts: of these the first document comes back.
+        Job("evict_and_return-8", Trace(*generate("evict-and-return", 8, 0)), serial),
         Job("agents", agents, Settings(outputs="live")),
         Job("calibration", calibration(), serial, only=("vllm",)),
     ]
@@ -196,7 +199,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder with the model's config.json")
     parser.add_argument("--out", type=Path, required=True, help="folder for results, progress and logs")
-    parser.add_argument("--agents", type=Path, help="trace of agents whose prompts fit 40,000 tokens")
+    parser.add_argument(
+        "--agents", type=Path, default=ROOT / "traces/agents48.jsonl", help="trace of agents (default: %(default)s)"
+    )
     parser.add_argument("--levels", type=int, nargs="*", default=[], help="further concurrency levels of the agents")
     parser.add_argument("--one-by-one", action="store_true", help="start each engine when its turn comes")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="only print the progress of a running visit")
@@ -205,8 +210,8 @@ def main() -> None:
         return wait(args.out, args.wait)
     from replay.engine import profiles
 
-    if args.model is None or args.agents is None:
-        parser.error("--model and --agents are needed to begin a visit")
+    if args.model is None:
+        parser.error("--model is needed to begin a visit")
     visit = Visit(args.out, args.model, profiles.model(args.model).kv_bytes_per_token())
     todo = jobs(args.agents, args.levels)
     groups = [(preset,) for group in GROUPS for preset in group] if args.one_by_one else GROUPS
