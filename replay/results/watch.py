@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from replay.results import layout, render, units
-from replay.results.report import TIERS, Report, report
+from replay.results.report import CACHED, Report, report
 
 REFRESH_S = 2.0
 """The writer stores rows about as often (`replay.results.store.BATCH_SECONDS`)."""
@@ -54,7 +54,7 @@ def watch(
 def line(state: Report) -> str:
     """A running report as one line."""
     tokens = state.tokens
-    known = [n for tier in TIERS if (n := tokens[tier]) is not None]
+    known = [n for tier in CACHED if (n := tokens[tier]) is not None]
     first = state.ttft_s["all"]
     parts = [
         _progress(state),
