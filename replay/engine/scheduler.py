@@ -127,7 +127,7 @@ class Scheduler:
             self._decided = now
             return self._begin(now)
         if not work:
-            return self._stretch(now, batch, context, decided, together=self.skip and not preempted)
+            return self._stretch(now, batch, context, decided, together=self.skip and not preempted and not self._comes_closer())
         prefill = [(new, cached) for _, new, cached in work]
         launch, seconds = self.cost.launch_seconds(prefill, batch), self.cost.work_seconds(prefill, batch, context)
         end = self._run(work, now, ready, launch, seconds)
@@ -403,6 +403,13 @@ class Scheduler:
         if complete:
             self._list_decoding()
         return complete
+
+    def _comes_closer(self) -> bool:
+        """Whether a request that decodes computes the very block that the first waiting one lacks, which may let it in."""
+        if not self.waiting or self.waiting[0].slot < 0:
+            return False
+        job = self.waiting[0]
+        return self.pool.comes_closer(job.slot, (job.total - 1) // self.pool.block_tokens, self._slots)
 
     def _poll_loads(self) -> None:
         """A step's worker looks for loads that have ended when it is launched, and reports them with its output."""
