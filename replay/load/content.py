@@ -23,8 +23,10 @@ from replay.trace import PrefixTree, Tip
 Buffer = bytes | memoryview
 
 # Ids below 1,000 hold the special and single-byte tokens of common vocabularies (Llama, Qwen, Mistral),
-# and every model served today has more than 30,000 tokens; five digits keep bodies small.
+# and every model served today has more than 30,000 tokens.
 DEFAULT_VOCABULARY = range(1_000, 30_000)
+# What an engine generates stands beside what is drawn, and vocabularies go beyond 100,000 (Qwen3: 151,936 entries).
+_DIGITS = 6
 
 _CACHE_BYTES = 64 << 20
 _SEGMENT_SHARE = 4
@@ -59,7 +61,7 @@ def token_ids(vocabulary: range = DEFAULT_VOCABULARY) -> Alphabet:
     if not vocabulary or min(vocabulary) < 0:
         raise ReplayError(f"vocabulary {vocabulary}: give a range of token ids such as 1000:30000")
     ids = np.arange(vocabulary.start, vocabulary.stop, vocabulary.step, dtype=np.int32)
-    digits = len(str(max(vocabulary)))
+    digits = max(_DIGITS, len(str(max(vocabulary))))
     spelling = np.frombuffer(_spell(ids.tolist(), digits), np.dtype((np.void, digits + 1)))
     return Alphabet(ids, spelling, text=False, name=f"ids {vocabulary.start}:{vocabulary.stop}")
 

@@ -95,8 +95,11 @@ def test_anthropic_gets_messages_and_is_asked_to_cache_them(wire: Any, mock: Any
     assert body(server)["messages"][-1]["content"][0]["cache_control"] == {"type": "ephemeral"}
 
 
-def test_live_outputs_are_asked_for_and_stand_in_the_next_prompt(wire: Any, mock: Any) -> None:
-    reply = wire.stream(wire.token("", token_ids=[11]), wire.token("", token_ids=[12]), wire.usage())
+@pytest.mark.parametrize(("token", "warnings"), [(150_000, 0), (1_000_000, 1)])
+def test_live_outputs_are_asked_for_and_stand_in_the_next_prompt(
+    wire: Any, mock: Any, token: int, warnings: int
+) -> None:
+    reply = wire.stream(wire.token("", token_ids=[11]), wire.token("", token_ids=[token]), wire.usage())
     server = mock([reply])
     tree = PrefixTree()
     tip = tree.extend(ROOT, "a", 5)
@@ -105,14 +108,16 @@ def test_live_outputs_are_asked_for_and_stand_in_the_next_prompt(wire: Any, mock
     first = Request(Turn(session="s", turn=0, output=2), "s", "s/0", tree, tip, context, 2, ideal=0)
     second = Request(Turn(session="s", turn=1, output=2), "s", "s/1", tree, after, after, 2, ideal=0, parent_id="s/0")
 
-    async def use(backend: HttpBackend) -> list[Any]:
-        return [await backend.send(request) for request in (first, second)]
+    async def use(backend: HttpBackend) -> tuple[list[Any], dict[str, Any]]:
+        return [await backend.send(request) for request in (first, second)], backend.self_check()
 
-    outcomes = run(wire.with_backend(server, use, outputs="live"), virtual=False)
+    outcomes, check = run(wire.with_backend(server, use, outputs="live"), virtual=False)
     assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
     assert outcomes[0].first_token is not None  # ids are tokens, though their text is empty
     assert body(server)["return_token_ids"] is True
-    assert body(server, 1)["prompt"][5:7] == [11, 12]
+    assert (body(server, 1)["prompt"][5:7] == [11, token]) is (warnings == 0)
+    said = [text for text in check["warnings"] if "generated outputs are missing from later prompts" in text]
+    assert len(said) == warnings
 
 
 def turn(number: int, **fields: Any) -> Turn:

@@ -97,6 +97,14 @@ def test_what_the_engine_generated_replaces_the_recorded_output() -> None:
     assert content.live_outputs == 1
 
 
+def test_every_id_of_todays_vocabularies_can_stand_in_a_later_prompt() -> None:
+    """Qwen3 has 151,936 entries, Gemma 262,144."""
+    tree, content = PrefixTree(), Content(1)
+    tip = tree.extend(tree.extend(ROOT, "s", 3), "o", 3)
+    assert content.set_output("o", [151_935, 262_143, 0])
+    assert decode(content.prompt(tree, tip))[3:] == [151_935, 262_143, 0]
+
+
 @pytest.mark.parametrize("ids", [[], [-1], [1_000_000], [10**30], ["a"], [[1]], [None]])
 def test_outputs_that_cannot_be_spelt_leave_the_recorded_one(ids: list[Any]) -> None:
     content = Content(1)

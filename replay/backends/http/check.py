@@ -24,6 +24,7 @@ class SelfCheck:
         self._silent = 0
         self._split = 0
         self._answers = 0
+        self._not_live = 0
 
     def timed(self, exchange: Exchange) -> None:
         """Notes the client's own part of a request: making the body, and handing it to the kernel."""
@@ -43,6 +44,10 @@ class SelfCheck:
         self._silent += outcome.computed is None
         self._split += outcome.computed is not None and None in (outcome.gpu, outcome.computed)
 
+    def output_refused(self) -> None:
+        """Notes a generated output that could not stand in later prompts, where the recorded one stands instead."""
+        self._not_live += 1
+
     def merge(self, other: SelfCheck) -> None:
         """Adds what another client of the same run noticed."""
         self._compose.extend(other._compose)
@@ -52,6 +57,7 @@ class SelfCheck:
         self._silent += other._silent
         self._split += other._split
         self._answers += other._answers
+        self._not_live += other._not_live
 
     def times(self) -> dict[str, Any]:
         """The client's own part of its requests, in milliseconds."""
@@ -86,6 +92,8 @@ class SelfCheck:
             warnings.append(f"{self._split} of {self._answers} replies do not say which tier served{hint}")
         if self._short:
             warnings.append(f"{self._short} of {self._answers} outputs differ from the length that was asked for")
+        if self._not_live:
+            warnings.append(f"{self._not_live} of {self._answers} generated outputs are missing from later prompts")
         return warnings
 
     @property

@@ -340,7 +340,11 @@ class HttpBackend:
         return self._events.residency.evicted(joined, self.preset.block_tokens, outcome.sent)
 
     def _remember(self, request: Request, reply: Reply, outcome: Outcome) -> None:
-        if self._live and outcome.output_ids:
-            self.content.set_output(("output", request.id), outcome.output_ids)
+        if (
+            self._live
+            and outcome.output_ids
+            and not self.content.set_output(("output", request.id), outcome.output_ids)
+        ):
+            self.check.output_refused()
         if reply.text is not None:
             self._composer.history.answered(request, "".join(reply.text))
