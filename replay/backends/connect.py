@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from replay.backends.http import HttpBackend
     from replay.backends.launch.launcher import Launched
     from replay.backends.route import Router
+    from replay.backends.sim import SimBackend
+    from replay.backends.sim_router import SimRouter
     from replay.backends.workers import Workers
     from replay.load.clock import RunClock
+    from replay.load.events import CacheEvent
     from replay.load.schedule import Schedule
 
 DEFAULT_MODEL = "qwen2.5-7b-1m"
@@ -127,6 +130,14 @@ def default_target() -> str:
     return "launch" if can_launch("vllm") else "sim"
 
 
+def _simulated(where: Where, clock: RunClock) -> SimBackend | SimRouter:
+    from replay.backends.sim import SimBackend
+    from replay.backends.sim_router import SimRouter
+
+    make = SimRouter if where.preset.instances > 1 else SimBackend
+    return make(where.preset, where.model or DEFAULT_MODEL, where.gpu or DEFAULT_GPU, clock)
+
+
 @contextlib.asynccontextmanager
 async def connect(
     where: Where,
@@ -148,9 +159,7 @@ async def connect(
         schedule: of the run; only workers need it.
     """
     if where.simulated:
-        from replay.backends.sim import SimBackend
-
-        async with SimBackend(where.preset, where.model or DEFAULT_MODEL, where.gpu or DEFAULT_GPU, clock) as sim:
+        async with _simulated(where, clock) as sim:
             yield sim
     elif where.target == "launch":
         async with _engine(where, say) as engine:
@@ -254,6 +263,15 @@ class LaunchedBackend:
     def scraper(self) -> Any:
         """The client's readings of the engine's metrics."""
         return self.http.scraper
+
+    def cache_events(self) -> list[CacheEvent]:
+        """What the engine and LMCache published about their caches."""
+        return self.http.cache_events()
+
+    @property
+    def incomplete(self) -> str | None:
+        """Why the run lacks something; null if it does not."""
+        return getattr(self.http, "incomplete", None)
 
     def describe(self) -> dict[str, Any]:
         """What is stored with the run."""

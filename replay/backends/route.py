@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
+from replay.backends.choice import Choice
 from replay.backends.clients import checked
 from replay.backends.http import HttpBackend
-from replay.backends.http.attribution.loss import Prefilled
 from replay.backends.http.metrics import Sample
+from replay.load.events import CacheEvent
 from replay.load.outcome import Outcome, Request
-
-_WORTH = 0.5
-"""Share of a prompt that an instance must hold to be preferred. With less, all that begins with the same system
-prompt would go to the instance that saw it first; the rest goes where least is in flight."""
 
 
 class Scrapes(NamedTuple):
@@ -24,11 +21,7 @@ class Scrapes(NamedTuple):
 
 
 class Router:
-    """Chooses an instance for each request; a `replay.load.outcome.Backend`.
-
-    ``round-robin`` takes them in turn, ``session`` keeps a session where its first request went (first requests
-    take the instances in turn), ``prefix`` takes the one that was sent the longest prefix of the prompt.
-    """
+    """Sends each request to the instance that `Choice` takes; a `replay.load.outcome.Backend`."""
 
     def __init__(self, clients: Sequence[HttpBackend], policy: str):
         """Args:
@@ -37,11 +30,7 @@ class Router:
         """
         self.clients = list(clients)
         self.policy = policy
-        self._sent = [Prefilled() for _ in clients]
-        self._in_flight = [0] * len(clients)
-        self._requests = [0] * len(clients)
-        self._home: dict[str, int] = {}
-        self._turns = 0
+        self._choice = Choice(len(clients), policy)
         self._stack = AsyncExitStack()
         # The tiers of these engines lie in, or beside, one instance; an LMCache server or remote store is for all.
         preset = clients[0].preset
@@ -64,37 +53,15 @@ class Router:
 
     async def send(self, request: Request) -> Outcome:
         """Sends a request to the instance of its choice."""
-        held = [sent.longest(request.tree, request.tip) for sent in self._sent]
-        chosen = self._choose(request, held)
-        self._sent[chosen].add(request.tree, request.context)
-        self._in_flight[chosen] += 1
-        self._requests[chosen] += 1
+        chosen, held = self._choice.take(request)
         try:
             outcome = await self.clients[chosen].send(request)
         finally:
-            self._in_flight[chosen] -= 1
+            self._choice.done(chosen)
         outcome.instance = chosen
         if self._apart:
-            explain(outcome, request.ideal, held[chosen])
+            explain(outcome, request.ideal, held)
         return outcome
-
-    def _choose(self, request: Request, held: Sequence[int]) -> int:
-        if self.policy == "round-robin":
-            return self._next()
-        if self.policy == "session":
-            home = self._home.get(request.session)
-            if home is None:
-                home = self._home[request.session] = self._next()
-            return home
-        least = min(range(len(held)), key=lambda i: (self._in_flight[i], self._requests[i]))
-        longest = max(held)
-        if longest < _WORTH * request.prompt:
-            return least
-        return min((i for i, tokens in enumerate(held) if tokens == longest), key=lambda i: self._in_flight[i])
-
-    def _next(self) -> int:
-        self._turns += 1
-        return (self._turns - 1) % len(self.clients)
 
     async def restart(self) -> None:
         """Not possible: the servers are someone else's.
@@ -118,6 +85,10 @@ class Router:
         ]
         return Scrapes(sorted(found, key=lambda sample: sample.at))
 
+    def cache_events(self) -> list[CacheEvent]:
+        """What LMCache's server, which is there for all instances, published about its cache."""
+        return self.clients[0].cache_events()
+
     def describe(self) -> dict[str, Any]:
         """What is stored with the run: that of the first instance, and the capacity of all together."""
         each = [client.describe() for client in self.clients]
@@ -136,7 +107,7 @@ class Router:
 
     def self_check(self) -> dict[str, Any]:
         """What the clients noticed, together, and how many requests each instance got."""
-        return {**checked(self.clients), "requests_per_instance": list(self._requests)}
+        return {**checked(self.clients), "requests_per_instance": list(self._choice.requests)}
 
 
 def explain(outcome: Outcome, ideal: int, held: int) -> None:

@@ -24,7 +24,7 @@ GIB = 2**30
 class SimBackend:
     """A `Backend` that simulates one engine instance with the tiers of a preset."""
 
-    def __init__(self, preset: Preset, model: str, gpu: str, clock: Clock):
+    def __init__(self, preset: Preset, model: str, gpu: str, clock: Clock, beside: SimBackend | None = None):
         """A backend with empty tiers.
 
         Args:
@@ -32,6 +32,7 @@ class SimBackend:
             model: name of a model profile, or a path to one or to a ``config.json``.
             gpu: name of a GPU profile, or a path to one.
             clock: the run's clock.
+            beside: another instance, whose shared tiers this one uses too.
 
         Raises:
             ReplayError: unknown names, a model that does not fit, or a preset that cannot be simulated.
@@ -43,7 +44,8 @@ class SimBackend:
         self.cost = cost_model(self.model, self.gpu, preset)
         self.token_bytes = self.model.kv_bytes_per_token(preset.kv_dtype) * self.model.kv_copies(preset.tensor_parallel)
         self.gpu_tokens = profiles.gpu_kv_tokens(self.model, self.gpu, preset)
-        self.engine = Engine(preset, self.cost, self.gpu_tokens, self.token_bytes)
+        other = beside.engine if beside else None
+        self.engine: Engine = Engine(preset, self.cost, self.gpu_tokens, self.token_bytes, beside=other)
         self._events = TierEvents(self.engine)
         self._blocks: BlockIds | None = None
         self._chunks: BlockIds | None = None

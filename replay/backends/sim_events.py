@@ -60,7 +60,7 @@ class TierEvents:
 
     def _counts(self) -> Iterator[tuple[tuple[str, str], int]]:
         yield ("gpu", "evict"), self._engine.pool.evicted
-        for tier in self._engine.tiers.tiers if self._engine.tiers else ():
+        for tier in self._engine.tiers.own if self._engine.tiers else ():
             held, evicted, dropped = (int(n) for n in tier.cache.counts)
             yield (tier.name, "held"), held
             yield (tier.name, "evict"), evicted

@@ -22,7 +22,9 @@ class EngineRestarted(Exception):
 class Engine:
     """Runs requests; every wait is a timer on the event loop, and none depends on how late it fires."""
 
-    def __init__(self, preset: Preset, cost: CostModel, gpu_tokens: int, token_bytes: float):
+    def __init__(
+        self, preset: Preset, cost: CostModel, gpu_tokens: int, token_bytes: float, beside: Engine | None = None
+    ):
         """An idle engine with empty tiers.
 
         Args:
@@ -30,6 +32,7 @@ class Engine:
             cost: times of steps and links.
             gpu_tokens: tokens of the GPU tier.
             token_bytes: KV bytes of one token.
+            beside: another instance, whose shared tiers this one uses too.
 
         Raises:
             ReplayError: the preset asks for something that is not modelled.
@@ -41,8 +44,11 @@ class Engine:
         lower = preset.lower()
         if lower:
             chunk = preset.chunk_tokens or preset.block_tokens
-            self.tiers = TierStack(lower, cost.links, preset.connector, chunk, token_bytes)
+            shared = beside.tiers if beside else None
+            self.tiers = TierStack(lower, cost.links, preset.connector, chunk, token_bytes, shared)
         self.scheduler = Scheduler(self.pool, cost, self.tiers, preset.max_batched_tokens, preset.max_seqs)
+        if beside and self.tiers and len(self.tiers.own) < len(lower):
+            self.scheduler.ahead = beside.scheduler.ahead = False
         self._arrivals: deque[tuple[float, Job, asyncio.Future[None]]] = deque()
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -183,12 +189,12 @@ def check(preset: Preset) -> None:
 
     if preset.engine != "vllm":
         refuse(f"engine {preset.engine}", "use a vllm preset, or another --target")
-    if preset.connector not in ("none", "offload", "lmcache"):
-        refuse(f"connector {preset.connector}", "use lmcache or offload, or another --target")
+    if preset.connector not in ("none", "offload", "lmcache", "lmcache-mp"):
+        refuse(f"connector {preset.connector}", "use lmcache, lmcache-mp or offload, or another --target")
     if preset.connector == "offload" and any(name != "cpu" for name, _ in preset.lower()):
         refuse("a disk or remote tier under connector offload", "use connector lmcache")
     if preset.instances > 1:
-        refuse("more than one instance", "set instances to 1")
+        refuse("more than one instance in one engine", "set instances to 1")
     if preset.max_batched_tokens < preset.max_seqs:
         raise ReplayError(
             f"backend {preset.name}: max_batched_tokens ({preset.max_batched_tokens}) must be at least "
@@ -196,11 +202,7 @@ def check(preset: Preset) -> None:
         )
     for name, tier in preset.lower():
         where = f"tiers.{name}"
-        if tier.policy not in ("lru", "fifo"):
-            refuse(f"{where}.policy {tier.policy}", "use lru or fifo")
-        if tier.watermark is not None:
-            refuse(f"{where}.watermark", "leave it out: entries are evicted on demand")
-        if tier.ttl_s is not None:
-            refuse(f"{where}.ttl_s", "leave it out: entries stay until they are evicted")
+        if tier.watermark is not None and preset.connector != "lmcache-mp":
+            refuse(f"{where}.watermark under connector {preset.connector}", "leave it out, or use lmcache-mp")
         if tier.staging:
             refuse(f"{where}.staging", "leave it out: the CPU tier also serves hits")

@@ -91,6 +91,8 @@ class Scheduler:
         """Engine steps taken."""
         self.skip = True
         """False: every step is taken by itself, which changes nothing but the time that it takes."""
+        self.ahead = True
+        """False: not even steps of a long prefill are taken before their time, as other engines share the tiers."""
 
     def begin(self, now: float) -> float | None:
         """Starts the next steps; returns when they end, or None if nothing can run at `now`.
@@ -100,7 +102,9 @@ class Scheduler:
         end = self._begin(now)
         self._poll_loads()
         self._deliver(now if end is None else max(now, self._launched))
-        return self._prefill_on(end) if end is not None and self.skip and len(self._prefill) == 1 else end
+        return (
+            self._prefill_on(end) if end is not None and self.skip and self.ahead and len(self._prefill) == 1 else end
+        )
 
     def _begin(self, now: float) -> float | None:
         decided = self._decided if self._decoding or self._prefill else max(now, self._decided)
@@ -127,7 +131,9 @@ class Scheduler:
             self._decided = now
             return self._begin(now)
         if not work:
-            return self._stretch(now, batch, context, decided, together=self.skip and not preempted and not self._comes_closer())
+            return self._stretch(
+                now, batch, context, decided, together=self.skip and not preempted and not self._comes_closer()
+            )
         prefill = [(new, cached) for _, new, cached in work]
         launch, seconds = self.cost.launch_seconds(prefill, batch), self.cost.work_seconds(prefill, batch, context)
         end = self._run(work, now, ready, launch, seconds)
@@ -405,7 +411,7 @@ class Scheduler:
         return complete
 
     def _comes_closer(self) -> bool:
-        """Whether a request that decodes computes the very block that the first waiting one lacks, which may let it in."""
+        """Whether decoding computes the very block that the first waiting request lacks, which may let it in."""
         if not self.waiting or self.waiting[0].slot < 0:
             return False
         job = self.waiting[0]

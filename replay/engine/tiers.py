@@ -79,6 +79,7 @@ class TierStack:
         connector: str,
         chunk_tokens: int,
         token_bytes: float,
+        beside: TierStack | None = None,
     ):
         """Empty tiers.
 
@@ -88,6 +89,7 @@ class TierStack:
             connector: ``lmcache``, ``lmcache-mp`` or ``offload``; decides how lookups and stores work.
             chunk_tokens: tokens of one entry.
             token_bytes: KV bytes of one token.
+            beside: the tiers of another instance; what all share is taken from there, link and all.
         """
         self.chunk_tokens = chunk_tokens
         self.chunk_bytes = chunk_tokens * token_bytes
@@ -98,20 +100,16 @@ class TierStack:
         self.holds_blocks = connector != "lmcache"
         """GPU blocks are held until their stores have ended."""
         self._server = connector == "lmcache-mp"
-        self.tiers = [
-            Tier(
-                ChunkCache(
-                    name,
-                    int(tier.gib * 2**30 // self.chunk_bytes),
-                    tier.policy,
-                    tier.watermark,
-                    tier.evict_ratio,
-                    tier.ttl_s,
-                ),
-                links[name],
-            )
-            for name, tier in tiers
-        ]
+        theirs = beside.tiers if beside else []
+        shared = {tier.name: tier for tier in theirs if self._server or tier.name == "remote"}
+        self.own = [self._tier(name, tier, links[name]) for name, tier in tiers if name not in shared]
+        """Those of this engine, and those that it shares and counts as the first."""
+        named = {tier.name: tier for tier in self.own} | shared
+        self.tiers: list[Tier] = [named[name] for name, _ in tiers]
+
+    def _tier(self, name: str, tier: LowerTier, link: Link) -> Tier:
+        capacity = int(tier.gib * 2**30 // self.chunk_bytes)
+        return Tier(ChunkCache(name, capacity, tier.policy, tier.watermark, tier.evict_ratio, tier.ttl_s), link)
 
     def know(self, count: int) -> None:
         """Makes room for chunk ids below `count`."""
@@ -167,7 +165,7 @@ class TierStack:
 
     def launch_delay(self, now: float) -> float:
         """Seconds by which writers that are at work at `now` delay the launch of a step with prefill."""
-        return sum(tier.link.busy_launch_s for tier in self.tiers if tier.store_free > now)
+        return sum((tier.link.busy_launch_s for tier in self.tiers if tier.store_free > now), 0.0)
 
     def pin(self, ids: Int32s, hit: Hit, by: int) -> None:
         """Protects the chunks of a hit while they are loaded (`by` = 1), or ends that (-1)."""

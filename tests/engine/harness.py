@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from replay.backends.preset import GpuTier, LowerTier, Preset, Tiers
 from replay.backends.sim import SimBackend
+from replay.backends.sim_router import SimRouter
 from replay.engine.engine import Engine
 from replay.engine.pool import BlockPool
 from replay.load.clock import RunClock, run
@@ -33,17 +34,26 @@ class Ask:
 
 
 def backend(
-    connector: str = "none", gpu: int = 256, block: int = 4, chunk: int | None = None, **settings: object
-) -> SimBackend:
-    """A backend on a Qwen3-8B on an H200 with tiers of a few tokens; lower tiers by name, in tokens."""
+    connector: str = "none",
+    gpu: int = 256,
+    block: int = 4,
+    chunk: int | None = None,
+    tier: dict[str, object] | None = None,
+    **settings: object,
+) -> SimBackend | SimRouter:
+    """A backend on a Qwen3-8B on an H200 with tiers of a few tokens; lower tiers by name, in tokens.
+
+    `tier` holds further fields of every lower tier.
+    """
     lower = {
-        name: LowerTier(gib=(settings.pop(name) + 0.5) * KV / 2**30)
+        name: LowerTier(gib=(settings.pop(name) + 0.5) * KV / 2**30, **(tier or {}))
         for name in ("cpu", "disk", "remote")
         if name in settings
     }
     tiers = Tiers(gpu=GpuTier(tokens=gpu), **lower)
     preset = Preset(name="test", connector=connector, tiers=tiers, block_tokens=block, chunk_tokens=chunk, **settings)
-    return SimBackend(preset, "qwen3-8b", "h200", RunClock())
+    make = SimRouter if preset.instances > 1 else SimBackend
+    return make(preset, "qwen3-8b", "h200", RunClock())
 
 
 class Session:
@@ -102,6 +112,20 @@ CONNECTORS = st.sampled_from(
         {"connector": "lmcache", "chunk": 8, "cpu": 96, "prefix_caching": False},
     ]
 )
+
+SETTINGS = CONNECTORS | st.sampled_from(
+    [
+        {"connector": "lmcache", "chunk": 8, "cpu": 96, "tier": {"policy": "fifo"}},
+        {"connector": "lmcache", "chunk": 8, "cpu": 96, "tier": {"policy": "lfu"}},
+        {"connector": "lmcache", "chunk": 8, "cpu": 48, "disk": 160, "tier": {"policy": "lfu", "ttl_s": 0.5}},
+        {"connector": "offload", "cpu": 80, "tier": {"ttl_s": 0.2}},
+        {"connector": "lmcache-mp", "chunk": 8, "cpu": 160, "tier": {"watermark": 0.8}},
+        {"connector": "lmcache-mp", "chunk": 8, "cpu": 96, "disk": 240, "tier": {"watermark": 0.5, "evict_ratio": 0.4}},
+        {"connector": "lmcache-mp", "chunk": 8, "cpu": 96, "remote": 160},
+        {"tensor_parallel": 2},
+    ]
+)
+"""Further settings that the naive caches do not know."""
 
 
 def in_turn(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
-from engine.harness import ASKS, CONNECTORS, Ask, Session, backend, check_engine, fits, in_turn
+from engine.harness import ASKS, CONNECTORS, SETTINGS, Ask, Session, backend, check_engine, fits, in_turn
 from engine.naive import NaivePool, NaiveTiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ def test_serial_traces_agree_with_naive_caches(asks: list[Ask], how: dict[str, o
 
 
 @settings(max_examples=60, deadline=None)
-@given(ASKS, CONNECTORS, st.sampled_from([188, 256, 400]), st.sampled_from([8, 24, 512]), st.sampled_from([1, 2, 8]))
+@given(ASKS, SETTINGS, st.sampled_from([188, 256, 400]), st.sampled_from([8, 24, 512]), st.sampled_from([1, 2, 8]))
 def test_concurrent_requests_all_end_and_add_up(
     asks: list[Ask], how: dict[str, object], gpu: int, batched: int, seqs: int
 ) -> None:
@@ -145,7 +145,7 @@ def together(asks: list[Ask], gpu: int, how: dict[str, object], one_by_one: bool
 
 
 @settings(max_examples=80, deadline=None)
-@given(ASKS, CONNECTORS, st.sampled_from([188, 256]))
+@given(ASKS, SETTINGS, st.sampled_from([188, 256]))
 def test_steps_taken_together_change_nothing(asks: list[Ask], how: dict[str, object], gpu: int) -> None:
     asks = fits(asks)
     skipping, stepping = (together(asks, gpu, how, one_by_one) for one_by_one in (False, True))
