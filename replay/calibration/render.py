@@ -7,6 +7,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
+from replay.calibration.measure import Residual
 from replay.calibration.validate import Figure
 
 HEAD = ("run", "figure", "measured", "simulated", "draws", "error")
@@ -51,3 +52,16 @@ def _markdown(title: str, figures: list[Figure]) -> str:
     lines = [f"**{title}**", "", "| " + " | ".join(HEAD) + " |", "| --- | --- |" + " ---: |" * 4]
     lines += ["| " + " | ".join(_cells(figure)) + " |" for figure in figures]
     return "\n".join(lines) + "\n"
+
+
+def residuals(found: list[Residual]) -> str:
+    """The figures that a profile was fitted to, and what it gives for them."""
+    table = Table(title="Residuals of the fit", title_justify="left")
+    for number, name in enumerate(("figure", "measured", "fitted", "error")):
+        table.add_column(name, justify="right" if number else "left")
+    for each in found:
+        error = f"{100 * (each.fitted / each.measured - 1):+.1f} %"
+        table.add_row(each.what, f"{1000 * each.measured:,.1f} ms", f"{1000 * each.fitted:,.1f} ms", error)
+    out = io.StringIO()
+    Console(file=out, width=120, highlight=False).print(table)
+    return out.getvalue()

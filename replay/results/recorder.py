@@ -31,6 +31,11 @@ class Recorder:
         """Notes a row of `requests`."""
         self._rows.append(row)
 
+    @property
+    def rows(self) -> list[Mapping[str, Any]]:
+        """The rows noted so far."""
+        return self._rows
+
     def add_scrapes(self, run_id: str, at: float, samples: Iterable[Sample]) -> None:
         """Notes one scrape of a metrics endpoint."""
         self._scrapes.append((at, list(samples)))
