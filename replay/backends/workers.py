@@ -17,6 +17,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -28,6 +29,7 @@ from replay.backends.route import Router
 from replay.backends.worker import Report, work
 from replay.errors import ReplayError
 from replay.load.clock import RunClock
+from replay.load.events import CacheEvent
 from replay.load.outcome import Outcome, Request
 from replay.load.schedule import Schedule
 
@@ -48,6 +50,8 @@ class Worker:
         self.waiting: dict[int, asyncio.Future[Outcome]] = {}
         self.turns = 0
         """Turns to come of the families that it was given."""
+        self.families = 0
+        """Families that it was given."""
         self.pipe: Pipe
         self.process: BaseProcess
         self.listener: asyncio.Task[None]
@@ -62,6 +66,7 @@ class Worker:
         # Spawned, not forked: a fork would copy the locks of DuckDB's and polars' threads.
         context = multiprocessing.get_context("spawn")
         self.process = context.Process(target=work, args=(theirs, self.number), daemon=True)
+        resource_tracker.ensure_running()  # starting it, as the first spawn would, unblocks these signals
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self.process.start()
@@ -221,7 +226,8 @@ class Workers:
         home = self._home.get(family)
         if home is None:
             alive = [worker for worker in self._workers if not worker.lost] or self._workers
-            home = self._home[family] = min(alive, key=lambda worker: (worker.turns, worker.number))
+            home = self._home[family] = min(alive, key=lambda worker: (worker.turns, worker.families))
+            home.families += 1
             home.turns += self._turns[family]
         return home
 
@@ -241,6 +247,10 @@ class Workers:
     def scraper(self) -> Any:
         """This process's readings of the servers' metrics."""
         return self._front.scraper
+
+    def cache_events(self) -> list[CacheEvent]:
+        """What the servers published about their caches."""
+        return self._front.cache_events()
 
     @property
     def incomplete(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import threading
 import time
@@ -249,9 +250,13 @@ def new_run_id() -> str:
 
 
 def _without_secrets(target: str) -> str:
-    """A URL without user, password and query, which may hold keys; other targets as they are."""
-    parts = urlsplit(target)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")) if parts.netloc else target
+    """URLs without user, password and query, which may hold keys; other targets as they are."""
+    return ",".join(_without_secret(url) for url in re.split(r",(?=https?://)", target))
+
+
+def _without_secret(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")) if parts.netloc else url
 
 
 def _utc_now() -> datetime:
