@@ -44,6 +44,8 @@ class ChunkCache:
         self.watermark = watermark
         self.evict_ratio = evict_ratio
         self.ttl_s = ttl_s
+        self.ages = watermark is not None or ttl_s is not None
+        """Whether chunks go with time alone."""
         self._tick = 1.0
         """When the eviction loop runs next."""
         self.counts = np.zeros(3, np.int64)

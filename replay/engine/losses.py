@@ -46,7 +46,7 @@ def attribute(job: Job, gpu: int, external: int, pool: BlockPool, tiers: TierSta
     counts = np.zeros(len(CAUSES), np.int64)
     first, end = served // size, reachable // size
     if first < end:
-        on_the_way, per_chunk = np.zeros(0, np.bool_), 1
+        on_the_way, per_chunk = np.zeros(0, np.bool_), end
         if tiers:
             per_chunk = tiers.chunk_tokens // size
             on_the_way = tiers.on_the_way(job.chunks[: -(-end // per_chunk)], now)
@@ -57,14 +57,15 @@ def attribute(job: Job, gpu: int, external: int, pool: BlockPool, tiers: TierSta
 
 @numba.njit(cache=True)
 def _count(history, resident, ids, begin, end, on_the_way, per_chunk, counts):  # type: ignore[no-untyped-def]  # pragma: no cover
-    cause = -1
-    for index in range(begin, end):
-        block, chunk = ids[index], index // per_chunk
-        if cause < 0 or resident[block] < 0:
-            cause = history[block]
-            if chunk < len(on_the_way) and on_the_way[chunk]:
-                cause = NEVER
-        counts[cause] += 1
+    cause, index = -1, begin
+    while index < end:
+        chunk = index // per_chunk
+        late = chunk < len(on_the_way) and on_the_way[chunk]
+        for block in ids[index : min(end, (chunk + 1) * per_chunk)]:
+            if cause < 0 or resident[block] < 0:
+                cause = NEVER if late else history[block]
+            counts[cause] += 1
+        index = (chunk + 1) * per_chunk
 
 
 def _by_tier(job: Job, gpu: int, served: int, tiers: TierStack | None) -> dict[str, int]:

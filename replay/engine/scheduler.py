@@ -85,6 +85,8 @@ class Scheduler:
         """When the next step is decided: what happened later does not count in it."""
         self._launched = 0.0
         """When the CPU has launched the last step under way."""
+        self._gpu_free = 0.0
+        """When the GPU has ended the step under way."""
         self._tokens_of: tuple[list[Job], list[Job]] = ([], [])
         """Requests whose first, and whose last token came with the step that ended last."""
         self.steps = 0
@@ -107,6 +109,7 @@ class Scheduler:
         )
 
     def _begin(self, now: float) -> float | None:
+        self._gpu_free = now
         decided = self._decided if self._decoding or self._prefill else max(now, self._decided)
         if not self.running:
             for job in self.loading:
@@ -172,7 +175,7 @@ class Scheduler:
             self.pool.decode(self._slots, stretch.steps - 1)
         done: list[Job] = []
         changed = self._end_prefill()
-        for index in np.flatnonzero(self.pool.tokens[self._slots] >= self._goals):
+        for index in (self.pool.tokens[self._slots] >= self._goals).nonzero()[0]:
             job = self._decoding[index]
             self._end(job, stretch.end)
             done.append(job)
@@ -283,7 +286,8 @@ class Scheduler:
         blocking = self._blocking(hit)
         pool.extend(job.slot, gpu + external, label=blocking)
         self.tiers.pin(job.chunks, hit, 1)
-        start = ready if blocking else now
+        # LMCache copies slot mappings on the stream that computes, and so waits for the step under way.
+        start = max(ready, self._gpu_free) if blocking else now
         job.busy_until = self.tiers.load(job.chunks, hit, start)
         job.load_s += job.busy_until - start
         if blocking:

@@ -106,6 +106,7 @@ class TierStack:
         """Those of this engine, and those that it shares and counts as the first."""
         named = {tier.name: tier for tier in self.own} | shared
         self.tiers: list[Tier] = [named[name] for name, _ in tiers]
+        self._disturbing = [tier for tier in self.tiers if tier.link.busy_launch_s]
 
     def _tier(self, name: str, tier: LowerTier, link: Link) -> Tier:
         capacity = int(tier.gib * 2**30 // self.chunk_bytes)
@@ -165,7 +166,7 @@ class TierStack:
 
     def launch_delay(self, now: float) -> float:
         """Seconds by which writers that are at work at `now` delay the launch of a step with prefill."""
-        return sum((tier.link.busy_launch_s for tier in self.tiers if tier.store_free > now), 0.0)
+        return sum([tier.link.busy_launch_s for tier in self._disturbing if tier.store_free > now], 0.0)
 
     def pin(self, ids: Int32s, hit: Hit, by: int) -> None:
         """Protects the chunks of a hit while they are loaded (`by` = 1), or ends that (-1)."""
@@ -182,7 +183,8 @@ class TierStack:
         handed = now
         full = self.tiers[0].cache.used >= self.tiers[0].cache.capacity
         for depth, tier in enumerate(self.tiers):
-            tier.cache.pass_time(handed)
+            if tier.cache.ages:
+                tier.cache.pass_time(handed)
             count = tier.cache.missing(ids, begin, end)
             if depth == 0 and self.from_start and (self._server or len(self.tiers) > 1):
                 short = max(0, count - tier.cache.room(count, handed))
