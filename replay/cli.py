@@ -281,33 +281,6 @@ def _watch(run: str | None, db: str, fmt: str, output: str | None) -> None:
 
 @main.command()
 @click.argument("trace")
-@click.option("--model", help="Model profile or config.json for sizes in GB [default: qwen2.5-7b-1m].")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def inspect(trace: str, model: str | None, as_json: bool) -> None:
-    """Say what TRACE asks of a cache: lengths, pauses, reuse, working set, broken prefixes.
-
-    \b
-    Example:
-      replay inspect traces/claude_code.jsonl --model qwen3-8b
-    """
-    import msgspec
-
-    from replay.backends.connect import DEFAULT_MODEL
-    from replay.engine import profiles
-    from replay.trace.describe import describe, render
-
-    profile = profiles.model(model or DEFAULT_MODEL)
-    found = describe(_trace(trace), profile.kv_bytes_per_token())
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
-        return
-    from rich.console import Console
-
-    Console(highlight=False).print(render(found))
-
-
-@main.command()
-@click.argument("trace")
 @click.option(
     "--backend", "backends", multiple=True, help="Backends to choose from [default: all that can be simulated]."
 )
@@ -387,69 +360,12 @@ def plan(
     if fmt == "json":
         emit(msgspec.json.format(msgspec.json.encode(found.as_dict())).decode(), output)
         return
-    from rich.console import Console
+    from replay.results import render as shown
 
-    console = Console(highlight=False)
-    with console.capture() as text:
-        console.print(render(found))
-    emit(text.get(), output)
-
-
-@main.command("import")
-@click.argument("sources", nargs=-1, required=True)
-@click.option("-o", "--output", required=True, help="Trace to write; .gz, .xz and .zst are compressed.")
-@click.option("--format", "fmt", help="Format of the sources [default: told from their content].")
-@click.option("--keep-text", is_flag=True, help="Keep prompts and outputs, not only their lengths.")
-def import_(sources: tuple[str, ...], output: str, fmt: str | None, keep_text: bool) -> None:
-    """Turn foreign logs (files or folders) into one trace. Text is dropped unless --keep-text.
-
-    \b
-    Examples:
-      replay import ~/.claude/projects -o mine.jsonl
-      replay import traces/*.json.xz -o all.jsonl
-    """
-    from replay.trace import Trace, importers, write
-
-    with _files(len(sources)) as progress:
-        imported = importers.load(sources, fmt, keep_text, progress)
-    trace = Trace(imported.header, imported.turns)
-    write(output, imported.header, imported.turns)
-    for note in imported.notes:
-        click.echo(f"note: {note}", err=True)
-    click.echo(
-        f"{output}: {len(trace.sessions):,} sessions, {len(trace):,} turns, {trace.prompt_tokens:,} prompt tokens",
-        err=True,
-    )
-
-
-class _files(_progress):
-    """Progress over files."""
-
-    def __init__(self, total: int):
-        super().__init__(total, shown=True)
-
-    def _update(self, done: int, total: int) -> None:  # type: ignore[override]
-        self.bar.update(self.task, completed=done, total=total, description="reading files")
-
-
-@main.command()
-@click.argument("profile")
-@click.option("-o", "--output", required=True, help="Trace to write.")
-@click.option("--sessions", type=int, required=True, help="Sessions to draw.")
-@click.option("--seed", type=int, default=0, show_default=True)
-def synth(profile: str, output: str, sessions: int, seed: int) -> None:
-    """Draw a synthetic trace: PROFILE is claude-code, doc-qa or evict-and-return.
-
-    \b
-    Example:
-      replay synth claude-code -o team.jsonl --sessions 200 --seed 1
-    """
-    from replay.trace import write
-    from replay.trace.synth import generate
-
-    header, turns = generate(profile, sessions, seed)
-    count = write(output, header, turns)
-    click.echo(f"{output}: {count:,} turns", err=True)
+    if output is None:
+        shown.emit(render(found, ascii_only=ascii_only()))
+    else:
+        emit(shown.plain(render(found)), output)
 
 
 @main.command()
@@ -512,4 +428,5 @@ def sql(statement: str, db: str, fmt: str) -> None:
 import replay.cli_calibrate  # noqa: E402
 import replay.cli_compare  # noqa: E402
 import replay.cli_files  # noqa: E402
-import replay.cli_serve  # noqa: E402, F401
+import replay.cli_serve  # noqa: E402
+import replay.cli_trace  # noqa: E402, F401
