@@ -75,7 +75,7 @@ def served() -> Iterator[str]:
 
 def test_the_command_writes_a_profile_of_a_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"CACHED": (0, 8192), "NEW": (32, 1024, 2048, 4096, 8192), "BATCHES": ((1, 1024), (8, 1024), (8, 4096))}
-    for name, value in {**small, "REPEATS": 1, "SMALLS": 4, "STEPS": 32}.items():
+    for name, value in {**small, "REPEATS": 2, "SMALLS": 4, "STEPS": 32}.items():
         monkeypatch.setattr(measure, name, value)
     path = tmp_path / "mine.yaml"
     with served() as url:
@@ -88,4 +88,4 @@ def test_the_command_writes_a_profile_of_a_running_server(tmp_path: Path, monkey
     assert found.token_s == pytest.approx(truth.token_s, rel=0.15)
     assert found.weights_s == pytest.approx(truth.weights_s, rel=0.15)
     lone = truth.overhead_s + truth.graph_launch_s
-    assert found.overhead_s + found.graph_launch_s == pytest.approx(lone, rel=0.15)
+    assert found.overhead_s + found.graph_launch_s == pytest.approx(lone, rel=0.3)
