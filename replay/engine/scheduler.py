@@ -20,7 +20,6 @@ time of a launch shows only where the GPU has nothing left to do.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -30,24 +29,8 @@ from replay.engine.job import Job
 from replay.engine.losses import attribute
 from replay.engine.lru import Int32s, Int64s
 from replay.engine.pool import UNFINISHED, BlockPool
+from replay.engine.stretch import Stretch
 from replay.engine.tiers import Hit, TierStack
-
-
-@dataclass(slots=True)
-class Stretch:
-    """Steps under way: their common start, how many, and the time of ``n`` steps as a polynomial."""
-
-    start: float
-    end: float
-    steps: int = 1
-    base: float = 0.0
-    """Seconds of the first step."""
-    slope: float = 0.0
-    """Seconds that each step adds to the one before."""
-
-    def after(self, steps: int) -> float:
-        """When so many steps have ended."""
-        return self.start + steps * self.base + self.slope * (steps * (steps - 1) / 2)
 
 
 class Scheduler:
