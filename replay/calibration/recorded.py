@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import yaml
 from replay.backends import preset as presets
 from replay.backends.preset import Preset
 from replay.errors import ReplayError
+from replay.load.schedule import Settings
 from replay.trace import Header, Trace, Turn, read
 
 MODEL, GPU = "qwen3-8b", "h200"
@@ -69,6 +70,8 @@ class Recorded:
     gpu: str
     trace: Trace
     rows: list[Row]
+    settings: Settings = Settings()
+    """How it was asked: sessions at once, speed and so on."""
 
 
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
@@ -198,10 +201,16 @@ def _results(path: Path, trace: Trace) -> list[Recorded]:
                 " first_token - sent FROM requests WHERE run_id = $run AND status = 'ok'",
                 run=run_id,
             ).fetchall()
-            preset = _preset(msgspec.json.decode(settings), backend, path)
+            stored = msgspec.json.decode(settings)
             found.append(
                 Recorded(
-                    name or backend, preset, _known(model, MODEL), _known(gpu, GPU), trace, [Row(*r) for r in rows]
+                    name or backend,
+                    _preset(stored, backend, path),
+                    _known(model, MODEL),
+                    _known(gpu, GPU),
+                    trace,
+                    [Row(*r) for r in rows],
+                    _settings(stored),
                 )
             )
     return found
@@ -220,6 +229,13 @@ def _preset(settings: dict[str, Any], backend: str, path: Path) -> Preset:
         return preset
     gpu = msgspec.structs.replace(preset.tiers.gpu, tokens=tokens)
     return msgspec.structs.replace(preset, tiers=msgspec.structs.replace(preset.tiers, gpu=gpu))
+
+
+def _settings(stored: dict[str, Any]) -> Settings:
+    """How a run was asked; the model generates nothing, so recorded outputs stand for live ones."""
+    known = {field.name for field in fields(Settings)}
+    asked = {name: value for name, value in stored.get("replay", {}).items() if name in known}
+    return Settings(**{**asked, "outputs": "recorded"})
 
 
 def _known(name: str | None, default: str) -> str:

@@ -91,7 +91,7 @@ def compare(recorded: Recorded, gpu: str | None = None, draws: int = 7) -> list[
         **_ttft([r.ttft_s for r in rows if r.ttft_s is not None]),
     }
     where = Where(recorded.preset, model=recorded.model, gpu=gpu or recorded.gpu)
-    found = [_simulated(simulate(_shifted(recorded.trace, draw), where)) for draw in range(draws)]
+    found = [_simulated(simulate(_shifted(recorded.trace, draw), where, recorded.settings)) for draw in range(draws)]
     figures = []
     for name, value in measured.items():
         if value is not None:
@@ -100,13 +100,13 @@ def compare(recorded: Recorded, gpu: str | None = None, draws: int = 7) -> list[
     return figures
 
 
-def simulate(trace: Trace, where: Where) -> list[dict[str, Any]]:
+def simulate(trace: Trace, where: Where, settings: Settings | None = None) -> list[dict[str, Any]]:
     """The rows of a simulated run that is not stored, in the order in which they ended."""
     rows: list[dict[str, Any]] = []
 
     async def play() -> None:
         run_clock = clock.RunClock()
-        schedule = Schedule(trace, Settings(), where.max_context())
+        schedule = Schedule(trace, settings or Settings(), where.max_context())
         async with connect(where, run_clock, seed=0, outputs="recorded") as backend:
             await Driver(schedule, backend, rows.append).run(run_clock)
 
