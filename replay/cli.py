@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from replay import __version__
-from replay.cli_output import PAGES, emit, page_options, write_page
+from replay.cli_output import PAGES, ascii_only, emit, listing, page_options, survive_ascii, write_page
 from replay.errors import ReplayError
 
 DEFAULT_DB = "replay.duckdb"
@@ -39,6 +40,7 @@ def main(debug: bool) -> None:
     Start here:
       replay run traces/claude_code.jsonl --backend lmcache-disk
     """
+    survive_ascii()
 
 
 def _db(function: Any) -> Any:
@@ -138,7 +140,7 @@ def run(
     \b
     Examples:
       replay run traces/claude_code.jsonl --backend lmcache-disk
-      replay run my.jsonl --backend lmcache-cpu --set tiers.cpu.gib=200 --concurrency 32
+      replay run my.jsonl --backend lmcache-cpu --set tiers.cpu.gib=200
     """
     from replay import runs
     from replay.backends import connect, preset
@@ -181,7 +183,7 @@ def run(
 
 
 def _say(line: str) -> None:
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         click.echo(f"\r\x1b[K{line}", err=True, nl=False)
 
 
@@ -259,7 +261,7 @@ def report(run: str | None, db: str, watch: bool, fmt: str, output: str | None, 
         return
     texts = {
         "json": lambda: result.json() + "\n",
-        "md": lambda: render.markdown(result),
+        "md": lambda: render.markdown(result, ascii_only=output is None and ascii_only()),
         "table": lambda: render.text(result),
     }
     emit(texts[fmt](), output)
@@ -349,6 +351,7 @@ def plan(
         sessions=sessions,
         slo=planner.Slo.parse(slo) if slo else None,
         simulate=None if no_predict else simulate,
+        known_error=planner.KNOWN_ERROR,
         prices=planner.parse_prices(prices),
         block_tokens=block_tokens,
         partial_blocks=partial_blocks,
@@ -382,8 +385,7 @@ def backends(name: str | None) -> None:
     if name is not None:
         click.echo(preset.dump(preset.load(name)), nl=False)
         return
-    for each in preset.names():
-        click.echo(f"{each:18} {preset.load(each).summary}")
+    listing([(each, preset.load(each).summary) for each in preset.names()])
 
 
 @main.command()
@@ -402,8 +404,7 @@ def profiles(name: str | None) -> None:
         return
     for kind in ("models", "gpus"):
         click.echo(f"{kind}:")
-        for each in known.names(kind):
-            click.echo(f"  {each:20} {known.summary(kind, each)}")
+        listing([(each, known.summary(kind, each)) for each in known.names(kind)], indent="  ")
 
 
 @main.command()
@@ -421,7 +422,10 @@ def sql(statement: str, db: str, fmt: str) -> None:
 
     from replay.results.sql import query
 
-    emit(query(db, statement, fmt, width=shutil.get_terminal_size().columns), None)  # type: ignore[arg-type]
+    text = query(db, statement, fmt, width=shutil.get_terminal_size().columns)  # type: ignore[arg-type]
+    if fmt == "table" and ascii_only():
+        text = text.encode("ascii", "replace").decode()
+    emit(text, None)
 
 
 # They add their commands to `main`, with options defined above.

@@ -94,8 +94,9 @@ def sweep(
 
     \b
     Examples:
-      replay sweep traces/claude_code.jsonl --backend vllm --backend lmcache-cpu --concurrency 1,4,16 --slo ttft_p95=2s
-      replay sweep my.jsonl --backend vllm --backend lmcache-cpu --set lmcache-cpu:tiers.cpu.gib=50,100,200
+      replay sweep my.jsonl --backend vllm --concurrency 1,4,16 --slo ttft_p95=2s
+      replay sweep my.jsonl --backend lmcache-cpu --set tiers.cpu.gib=50,100,200
+      replay sweep my.jsonl --backend vllm --backend lmcache-cpu
     """
     from replay import sweep as sweeping
     from replay.backends.connect import Where, default_target

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +57,29 @@ def write_page(page: Page, fmt: str, output: str | None, chart: str | None) -> N
         raise ReplayError(f"--format {fmt} writes files: name a folder for them with -o")
     for file in save(page.figures, fmt, output, page.mark, chart):  # type: ignore[arg-type]
         click.echo(str(file), err=True)
+
+
+def ascii_only() -> bool:
+    """Whether standard output takes ASCII alone, as in the locale ``C``."""
+    return not (sys.stdout.encoding or "ascii").lower().startswith("utf")
+
+
+def survive_ascii() -> None:
+    """Lets a character that the output's encoding lacks come out as ``?`` instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="replace")
+
+
+def listing(rows: Sequence[tuple[str, str]], indent: str = "") -> None:
+    """Prints names and what they stand for: wrapped on a terminal, a line each elsewhere."""
+    width = max((len(name) for name, _ in rows), default=0) + 2
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for name, text in rows:
+        start = f"{indent}{name:{width}}"
+        room = columns - len(start) if columns else 0
+        lines = textwrap.wrap(text, room) if room >= 20 else [text]
+        click.echo(start + f"\n{' ' * len(start)}".join(lines))
 
 
 def emit(text: str, output: str | None) -> None:

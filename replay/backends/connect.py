@@ -92,7 +92,7 @@ class Where:
         """The first line of a run's output: what runs where."""
         if self.simulated:
             model, gpu = self.model or DEFAULT_MODEL, self.gpu or DEFAULT_GPU
-            return f"Simulating {self.preset.name} with {model} on {gpu}: the engine model answers, no engine runs."
+            return f"Simulating {self.preset.name} with {model} on {gpu}; no engine runs."
         if self.target == "launch":
             return f"Launching {self.preset.name} with {self.model} on this machine."
         return f"Asking {self.target}, taken to be {self.preset.name}."

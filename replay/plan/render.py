@@ -4,117 +4,118 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from replay.plan.planner import Plan
 from replay.plan.tiers import TierPlan
+from replay.results import units
+from replay.results.layout import Section
+from replay.results.render import section_table
 
 ROWS = 10
-BAR = 20
+BAR = 24
 FLOOR = 0.05
 """The table starts where the cache serves this share of the ceiling."""
 
 
-def render(plan: Plan) -> RenderableType:
+def render(plan: Plan, *, ascii_only: bool = False) -> RenderableType:
     """The whole plan: curve, tiers, break-even by context length, recommendation, notes."""
-    return Group(*_parts(plan))
+    return Group(*_parts(plan, ascii_only))
 
 
-def _parts(plan: Plan) -> Iterator[RenderableType]:
+def _parts(plan: Plan, ascii_only: bool) -> Iterator[RenderableType]:
     live = f"{plan.sessions:,} live sessions" if plan.sessions else "sessions at their recorded times"
     yield Text(f"{plan.trace}: {plan.model} on {plan.gpu}, {live}", style="bold")
     yield Text(
-        f"An unlimited cache serves {plan.ceiling['hit_share']:.1%} of {plan.prompts['total']:,} prompt tokens. "
+        f"An unlimited cache serves {_percent(plan.ceiling['hit_share'])} of {plan.prompts['total']:,} prompt tokens. "
         f"Median prompt {plan.prompts['median']:,}, longest {plan.prompts['longest']:,}."
     )
-    yield _curve(plan)
-    yield _tiers(plan)
+    sections = [_curve(plan, ascii_only), _tiers(plan)]
     lower = [tier for tier in plan.tiers if tier.break_even]
     if lower:
-        yield _break_even(plan, lower)
-    yield _candidates(plan)
+        sections.append(_break_even(plan, lower))
+    for section in (*sections, _candidates(plan)):
+        yield Text()
+        yield Text(section.title, style="bold")
+        if section.rows:
+            yield section_table(section)
+        yield from map(Text, section.lines)
+    yield Text()
     yield _advice(plan)
     for note in plan.notes:
         yield Text(f"Note: {note}.")
 
 
-def _table(title: str, *columns: str, left: int = 1) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
-    return table
-
-
-def _curve(plan: Plan) -> Table:
-    table = _table("Hits by capacity (LRU, exact)", "capacity", "GiB", "of prompts", "", left=0)
-    table.columns[3].justify = "left"
-    rows = [row for row in plan.curve if row["hit_share"] >= FLOOR * plan.ceiling["hit_share"]]
+def _curve(plan: Plan, ascii_only: bool) -> Section:
+    ceiling = plan.ceiling["hit_share"]
+    rows = [row for row in plan.curve if row["hit_share"] >= FLOOR * ceiling]
     picked = sorted({round(k * (len(rows) - 1) / (ROWS - 1)) for k in range(ROWS)})
     knee_at = plan.knee["tokens"] if plan.knee else None
     shown = [rows[index] for index in picked]
     if plan.knee and all(row["tokens"] != knee_at for row in shown):
         shown = sorted([*shown, plan.knee], key=lambda row: row["tokens"])
+    cells: list[tuple[str, ...]] = []
     for row in shown:
-        bar = "█" * round(BAR * row["hit_share"]) + (" knee" if row["tokens"] == knee_at else "")
-        table.add_row(tokens(row["tokens"]), gib(row["gib"]), f"{row['hit_share']:.1%}", bar)
-    return table
+        bar = units.bar(row["hit_share"], ceiling, BAR, ascii_only=ascii_only)
+        size = (units.tokens(row["tokens"]), gib(row["gib"]))
+        cells.append((*size, _percent(row["hit_share"]), bar + (" knee" if row["tokens"] == knee_at else "")))
+    columns = ("capacity", "GiB", "of prompts", "of the unlimited cache")
+    return Section("Hits by capacity (LRU, exact)", columns, cells, left=(3,))
 
 
-def _tiers(plan: Plan) -> Table:
-    table = _table("Tiers", "tier", "capacity", "GiB", "hits here", "left below", "+10 GB", "GB/s", "pays")
+def _tiers(plan: Plan) -> Section:
     total = plan.prompts["total"]
-    for tier in plan.tiers:
-        table.add_row(
+    rows: list[tuple[str, ...]] = [
+        (
             tier.tier,
-            tokens(tier.tokens),
+            units.tokens(tier.tokens),
             gib(tier.gib),
-            f"{tier.hit_share:.1%}",
-            f"{tier.headroom_tokens / total:.1%}",
-            f"{tier.next_10gb_tokens / total:.2%}",
-            "-" if tier.bandwidth_gbps is None else f"{tier.bandwidth_gbps:.3g}",
+            _percent(tier.hit_share),
+            _percent(tier.headroom_tokens / total),
+            f"{100 * tier.next_10gb_tokens / total:.2f} %",
+            "-" if tier.bandwidth_gbps is None else units.digits(tier.bandwidth_gbps),
             _verdict(tier.pays),
         )
-    return table
+        for tier in plan.tiers
+    ]
+    columns = ("tier", "capacity", "GiB", "hits here", "left below", "+10 GB", "GB/s", "pays")
+    return Section("Tiers", columns, rows)
 
 
-def _break_even(plan: Plan, lower: list[TierPlan]) -> Table:
-    names = [tier.tier for tier in lower]
-    table = _table(
-        f"Rebuild a prefix or load it ({plan.cost_source} times)",
-        "prefix",
-        "rebuild",
-        "break-even",
-        *(f"{name} load" for name in names),
-    )
+def _break_even(plan: Plan, lower: list[TierPlan]) -> Section:
+    rows: list[tuple[str, ...]] = []
     for cells in zip(*(tier.break_even for tier in lower), strict=True):
         first = cells[0]
         loads = [f"{seconds(cell.load_s)} {'pays' if cell.pays else 'slower'}" for cell in cells]
-        table.add_row(f"{first.context // 1024}k", seconds(first.rebuild_s), f"{first.gbps:.1f} GB/s", *loads)
-    return table
+        rows.append((f"{first.context // 1024}k", seconds(first.rebuild_s), f"{first.gbps:.1f} GB/s", *loads))
+    columns = ("prefix", "rebuild", "break-even", *(f"{tier.tier} load" for tier in lower))
+    return Section(f"Rebuild a prefix or load it ({plan.cost_source} times)", columns, rows)
 
 
-def _candidates(plan: Plan) -> Table:
-    table = _table("Backends", "backend", "hits", "TTFT p50", "p95", "keeps SLO", "a month", "slow tiers")
-    for row in plan.recommendation["candidates"]:
+def _candidates(plan: Plan) -> Section:
+    candidates = plan.recommendation["candidates"]
+    rows: list[tuple[str, ...]] = []
+    for row in candidates:
         predicted = row["predicted"] or {}
-        table.add_row(
-            Text(row["backend"]),
-            f"{row['hit_share']:.1%}",
-            seconds(predicted.get("ttft_p50")),
-            seconds(predicted.get("ttft_p95")),
-            _verdict(row["meets_slo"]),
-            "-" if row["cost_month"] is None else f"{row['cost_month']:,.0f}",
-            ", ".join(row["slow_tiers"]) or "-",
+        rows.append(
+            (
+                units.plain(row["backend"]),
+                _percent(row["hit_share"]),
+                seconds(predicted.get("ttft_p50")),
+                seconds(predicted.get("ttft_p95")),
+                _verdict(row["meets_slo"]),
+                "-" if row["cost_month"] is None else f"{row['cost_month']:,.0f}",
+            )
         )
+    slow = [f"{tier} of {units.plain(row['backend'])}" for row in candidates for tier in row["slow_tiers"]]
+    lines = [f"Slower to load from than to rebuild: {', '.join(slow)}."] if slow else []
     if plan.recommendation["simulated"]:
         error = plan.recommendation["known_error"]
-        known = "; ".join(f"{name} within {value:.0%}" for name, value in (error or {}).items())
-        table.caption = f"TTFT is simulated{f' ({known} on recorded runs)' if known else ''}."
-        table.caption_justify = "left"
-    return table
+        known = "; ".join(f"{name} within {100 * value:.0f} %" for name, value in (error or {}).items())
+        lines.append(f"TTFT is simulated{f' ({known} on recorded runs)' if known else ''}.")
+    columns = ("backend", "hits", "TTFT p50", "TTFT p95", "keeps SLO", "a month")
+    return Section("Backends", columns, rows, lines)
 
 
 def _advice(plan: Plan) -> Text:
@@ -123,8 +124,8 @@ def _advice(plan: Plan) -> Text:
     text.append("Recommended: ", style="bold")
     text.append(f"{advice['backend'] or 'none of these'} ({advice['why']}).\n")
     text.append(
-        f"{tokens(size['tokens'])} tokens ({gib(size['gib'])} GiB) of cache serve {size['hit_share']:.1%} "
-        "of the prompts, 95 % of what an unlimited cache would."
+        f"{units.tokens(size['tokens'])} tokens ({gib(size['gib'])} GiB) of cache serve "
+        f"{_percent(size['hit_share'])} of the prompts, 95 % of what an unlimited cache would."
     )
     return text
 
@@ -133,12 +134,8 @@ def _verdict(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
-def tokens(count: float) -> str:
-    """1,536 -> ``1.5k``; three digits at most."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return f"{count:.0f}"
+def _percent(share: float) -> str:
+    return units.share(share, 1)
 
 
 def gib(value: float) -> str:
@@ -150,4 +147,4 @@ def seconds(value: float | None) -> str:
     """Milliseconds below one second; ``-`` where unknown."""
     if value is None:
         return "-"
-    return f"{value * 1e3:.0f} ms" if value < 0.9995 else f"{value:.3g} s"
+    return f"{value * 1e3:.0f} ms" if value < 0.9995 else f"{units.digits(value)} s"

@@ -43,7 +43,7 @@ def header(report: Report) -> list[tuple[str, str]]:
     lines = [
         ("run", f"{run['id']}{name}"),
         ("backend", f"{run['backend']}, target {run['target']}"),
-        ("model", f"{run['model'] or 'unknown'} on {run['gpu'] or 'unknown GPU'}"),
+        ("model", f"{run['model'] or 'unknown'} on {run['gpu'] or 'an unknown GPU'}"),
         ("trace", f"{trace}: {', '.join(_how(run))}"),
         ("outcome", _outcome(report)),
     ]
@@ -180,6 +180,8 @@ def _loss(report: Report, ascii_only: bool) -> Iterator[Section]:
         for cause in LOSSES
         if loss[cause] or (cause == "evicted" and loss[cause] is not None)
     ]
+    if not rows:
+        title += "; the backend does not say why"
     yield Section(title, ("cause", "tokens", "share", "", "prefill"), rows, left=(0, 3), name="loss")
 
 
@@ -201,20 +203,22 @@ def _ttft(report: Report, ascii_only: bool) -> Iterator[Section]:
 def _pauses(report: Report, ascii_only: bool) -> Iterator[Section]:
     if not report.pauses:
         return
+    what = "evicted" if any(row["evicted"] is not None for row in report.pauses) else "lost"
     rows: list[tuple[str, ...]] = [
         (
             row["bin"],
             units.tokens(row["requests"]),
             units.tokens(row["ideal"]),
-            units.tokens(row["evicted"]),
-            units.share(row["evicted"], row["ideal"]),
-            units.bar(row["evicted"], row["ideal"], BAR, ascii_only=ascii_only),
+            units.tokens(row[what]),
+            units.share(row[what], row["ideal"]),
+            units.bar(row[what], row["ideal"], BAR, ascii_only=ascii_only),
             units.seconds(row["ttft_p50"]),
         )
         for row in report.pauses
     ]
-    columns = ("pause", "requests", "reusable", "evicted", "share", "", "TTFT p50")
-    yield Section("Which pauses cost evictions", columns, rows, left=(0, 5), name="pauses")
+    columns = ("pause", "requests", "reusable", what, "share", "", "TTFT p50")
+    title = "Which pauses cost evictions" if what == "evicted" else "Which pauses cost reuse, whatever the cause"
+    yield Section(title, columns, rows, left=(0, 5), name="pauses")
 
 
 def _sessions(report: Report, ascii_only: bool) -> Iterator[Section]:

@@ -78,14 +78,14 @@ def text(report: Report, *, width: int = WIDTH, ascii_only: bool = False) -> str
     return plain(table(report, ascii_only=ascii_only), width=width)
 
 
-def markdown(report: Report) -> str:
-    """A report as GitHub-flavoured Markdown."""
+def markdown(report: Report, *, ascii_only: bool = False) -> str:
+    """A report as GitHub-flavoured Markdown; bars drawn with ``#`` where asked for."""
     lines = [f"# Run {_md(report.run['id'])}", ""]
     if banner := layout.banner(report):
         lines += [f"**{_md(banner)}**", ""]
     for label, value in layout.header(report):
         lines.append(f"- {label}: {_md(value)}" if label else f"  {_md(value)}")
-    for section in layout.sections(report):
+    for section in layout.sections(report, ascii_only=ascii_only):
         lines += ["", f"## {_md(section.title)}", ""]
         if section.rows:
             marks = ["---" if i in section.left else "---:" for i in range(len(section.columns))]

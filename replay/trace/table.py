@@ -45,12 +45,12 @@ def _summary(found: Description) -> Table:
         ("turns", f"{found.turns:,} ({_counts(found.causes)})"),
         ("prompt tokens", f"{found.prompt_tokens:,}"),
         ("output tokens", f"{found.output_tokens:,}"),
-        ("ideal reuse", f"{found.ideal_share:.1%} of prompt tokens (unbounded cache)"),
-        ("from other sessions", f"{found.shared_share:.1%} of prompt tokens"),
+        ("ideal reuse", f"{_percent(found.ideal_share)} of prompt tokens (unbounded cache)"),
+        ("from other sessions", f"{_percent(found.shared_share)} of prompt tokens"),
         ("last turn sent", f"{_duration(found.duration_s)} after the first, if answers were instant"),
     ]
     if found.recorded:
-        told = f"{found.recorded.cached_share:.1%} cached, ideal {found.recorded.ideal_share:.1%}"
+        told = f"{_percent(found.recorded.cached_share)} cached, ideal {_percent(found.recorded.ideal_share)}"
         rows.append(("recorded server", f"{told} ({found.recorded.turns:,} turns)"))
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
@@ -69,9 +69,9 @@ def _percentiles(found: Description) -> Table:
 def _working_set(found: Description) -> Table:
     table = _table("kept after last use", "tokens at most", "GiB", "serves of prompts")
     for window in found.windows:
-        gib, share = _gib(window.gib), f"{window.hit_share:.1%}"
+        gib, share = _gib(window.gib), _percent(window.hit_share)
         table.add_row(_duration(window.seconds), _number(window.tokens), gib, share)
-    table.add_row("for ever", _number(found.unique_tokens), _gib(found.unique_gib), f"{found.ideal_share:.1%}")
+    table.add_row("for ever", _number(found.unique_tokens), _gib(found.unique_gib), _percent(found.ideal_share))
     return table
 
 
@@ -107,6 +107,10 @@ def _number(value: float) -> str:
     if value >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _gib(value: float | None) -> str:

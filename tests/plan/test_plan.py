@@ -243,4 +243,4 @@ def test_text_of_a_plan_without_prediction_or_reuse() -> None:
     console = Console(width=80)
     with console.capture() as captured:
         console.print(render(planned(chats(2, turns=1))))
-    assert "serves 0.0%" in captured.get() and "TTFT is simulated" not in captured.get()
+    assert "serves 0 %" in captured.get() and "TTFT is simulated" not in captured.get()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,8 @@ def test_unknown_is_shown_as_a_dash(write: Write, make_rows: Rows) -> None:
     lines = render.text(report(write(make_rows(lost_evicted=None, recompute_s=None, disk_tokens=None)))).splitlines()
     disk = next(line for line in lines if line.startswith("disk"))
     assert disk.split() == ["disk", "-", "-", "3.64", "M"]
-    pause = next(line for line in lines if line.startswith("5-60 min"))
-    assert pause.split()[:-1] == ["5-60", "min", "13", "96.8", "k", "-", "-"]
+    rounding = next(line for line in lines if line.startswith("granularity"))
+    assert rounding.split()[-1] == "-", "its price in prefill"
 
 
 @pytest.mark.parametrize(
@@ -126,3 +127,15 @@ def test_shares_do_not_round_to_nothing_or_all(part: float | None, whole: float,
 )  # fmt: skip
 def test_durations_carry_their_unit(value: float | None, text: str) -> None:
     assert units.duration(value) == text
+
+
+def test_what_a_backend_does_not_say_is_said_to_be_unknown(make_rows: Rows, write: Write) -> None:
+    silent = ("gpu_tokens", "cpu_tokens", "disk_tokens", "served_from", "recompute_s")
+    causes = ("lost_evicted", "lost_granularity", "lost_never_stored", "lost_cold", "lost_diverged", "lost_unknown")
+    path = write(make_rows(**dict.fromkeys((*silent, *causes))), simulated=False, gpu=None)
+    shown = render.text(report(path))
+    assert re.search(r"^tier unknown +\d", shown, re.MULTILINE)
+    assert "of the ideal; the backend does not say why\n" in shown
+    assert "Which pauses cost reuse, whatever the cause\n" in shown
+    assert "on an unknown GPU" in shown
+    assert "Which pauses cost evictions" not in shown
