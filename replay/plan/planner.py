@@ -29,6 +29,10 @@ HOURS = 730
 METRICS = tuple(f"ttft_p{p}" for p in (50, 90, 95, 99))
 PRICES = ("gpu_hour", "cpu_gib_month", "disk_gib_month", "remote_gib_month")
 
+KNOWN_ERROR = {"ttft_p50": 0.13, "ttft_p90": 0.17, "ttft_p99": 0.25}
+"""Largest relative error of the engine model on runs that nothing was fitted to, tiers without a disk: Qwen3-8B on an
+H200, docs/accuracy.md. Elsewhere the error is not known."""
+
 Simulate = Callable[[Preset], Mapping[str, float | None]]
 """Runs the engine model on a preset; gives seconds for `METRICS` (null: unknown) and may add more figures."""
 
@@ -127,7 +131,8 @@ def plan(
         sessions: sessions live at once; null: as the trace's start times have them.
         slo: limit that the recommended backend must keep.
         simulate: predicts TTFT of a preset; null: no prediction is made.
-        known_error: relative error of the engine model by metric, shown beside predictions.
+        known_error: relative error of the engine model by metric, shown beside predictions where the model's times
+            on this GPU were measured.
         prices: see `PRICES`.
         block_tokens: granularity of the curve; null: the trace's own, else the first preset's.
         partial_blocks: count a prompt's last, partial block (block-hash traces that give it an id).
@@ -163,7 +168,7 @@ def plan(
         curve=curve_rows(curve, ground.bytes_per_token),
         knee=knee(curve, ground.bytes_per_token),
         tiers=tiers,
-        recommendation=_recommend(ground, candidates, slo, known_error),
+        recommendation=_recommend(ground, candidates, slo, known_error if cost.source == "measured" else None),
         notes=_notes(trace, model, cost),
     )
 
