@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from replay.engine.engine import Engine
 from replay.load.events import CacheEvent
 
-STRETCH_S = 10.0
+STRETCH_S = 5.0
 """Shortest time between two readings of the counters. An event is dated by the reading that finds it."""
+STRETCH_SHARE = 0.005
+"""Shortest time between two readings as a share of the run's time so far: long runs get few rows more."""
 
 
 class TierEvents:
@@ -26,7 +28,7 @@ class TierEvents:
         """Changes so far, in order of time."""
 
     def read(self, now: float) -> None:
-        """Notes what happened since the last reading, if that is `STRETCH_S` ago.
+        """Notes what happened since the last reading, if that is long enough ago.
 
         Args:
             now: seconds from the run's start.
@@ -47,7 +49,7 @@ class TierEvents:
 
     def read_now(self, now: float) -> None:
         """Notes what happened since the last reading."""
-        self._next = now + STRETCH_S
+        self._next = now + max(STRETCH_S, STRETCH_SHARE * now)
         counts = dict(self._counts())
         for (tier, kind), n in counts.items():
             new = n - self._before[tier, kind]

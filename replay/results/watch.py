@@ -24,7 +24,7 @@ def watch(
 ) -> Report:
     """Shows how a run goes on until it has ended, and returns its report then.
 
-    On a terminal the figures stay in place; elsewhere each refresh is a line.
+    On a terminal the figures stay in place; elsewhere, and on a dumb one, each refresh is a line.
 
     Args:
         path: a results file.
@@ -38,7 +38,7 @@ def watch(
     """
     console = console or Console(highlight=False)
     states = _states(path, run, refresh_s)
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         for state in states:
             if state.run["status"] == "running":
                 console.file.write(f"{line(state)}\n")
@@ -85,7 +85,7 @@ def _view(state: Report, console: Console) -> RenderableType:
     started = datetime.fromisoformat(state.run["started_at"].replace("Z", "+00:00"))
     elapsed = (datetime.now(timezone.utc) - started).total_seconds()
     parts += [
-        Text(f"{units.plain(state.run['name'] or state.run['backend'])} {state.run['id']}, since "
+        Text(f"{units.plain(state.run['name'] or state.run['backend'])} {state.run['id']}, running for "
              f"{units.duration(elapsed)}. Ctrl-C leaves it to go on."),
         Text(f"{units.bar(state.requests['total'], state.run['turns'], 30, ascii_only=ascii_only)} {_progress(state)}"),
     ]  # fmt: skip
