@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class Recorded:
     gpu: str
     trace: Trace
     rows: list[Row]
-    settings: Settings = Settings()
+    settings: Settings = field(default_factory=Settings)
     """How it was asked: sessions at once, speed and so on."""
 
 
@@ -233,7 +233,7 @@ def _preset(settings: dict[str, Any], backend: str, path: Path) -> Preset:
 
 def _settings(stored: dict[str, Any]) -> Settings:
     """How a run was asked; the model generates nothing, so recorded outputs stand for live ones."""
-    known = {field.name for field in fields(Settings)}
+    known = {each.name for each in fields(Settings)}
     asked = {name: value for name, value in stored.get("replay", {}).items() if name in known}
     return Settings(**{**asked, "outputs": "recorded"})
 

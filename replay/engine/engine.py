@@ -47,7 +47,8 @@ class Engine:
             shared = beside.tiers if beside else None
             self.tiers = TierStack(lower, cost.links, preset.connector, chunk, token_bytes, shared)
         self.scheduler = Scheduler(self.pool, cost, self.tiers, preset.max_batched_tokens, preset.max_seqs)
-        if beside and self.tiers and len(self.tiers.own) < len(lower):
+        if beside and beside.tiers and self.tiers and self.tiers.shared:
+            beside.tiers.shared = True
             self.scheduler.ahead = beside.scheduler.ahead = False
         self._arrivals: deque[tuple[float, Job, asyncio.Future[None]]] = deque()
         self._futures: dict[int, asyncio.Future[None]] = {}

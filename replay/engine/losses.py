@@ -37,6 +37,10 @@ def attribute(job: Job, gpu: int, external: int, pool: BlockPool, tiers: TierSta
     served = gpu + external
     job.served = {"gpu": gpu, **_by_tier(job, gpu, served, tiers), "computed": job.prompt - served}
     lost = job.ideal - served
+    if lost < 0 and tiers and tiers.shared:
+        # Another instance has computed meanwhile what was sent to it after this request was sent here.
+        job.lost = dict.fromkeys(CAUSES, 0)
+        return
     if lost < 0:
         raise RuntimeError(f"a request was served {served} tokens, more than the {job.ideal} that anyone had sent")
     size = pool.block_tokens

@@ -131,13 +131,10 @@ class BlockPool:
         hit, idle = _match(self.first, self._place, self._ids[slot], limit)
         return int(hit), int(idle)
 
-    def comes_closer(self, slot: int, limit: int, slots: Int32s) -> bool:
-        """Whether one of `slots` still has to compute the block that follows what `match` finds."""
-        hit = self.match(slot, limit)[0]
-        if not self.caching or hit >= limit:
-            return False
-        same = self._ids[slots, hit] == self._ids[slot, hit]
-        return bool((same & (self._labelled[slots] <= hit)).any())
+    def comes_closer(self, slot: int, block: int, slots: Int32s) -> bool:
+        """Whether one of `slots` still has to compute block number `block` of the request in `slot`."""
+        same = self._ids[slots, block] == self._ids[slot, block]
+        return self.caching and bool((same & (self._labelled[slots] <= block)).any())
 
     def hold(self, slot: int, hits: int) -> None:
         """Takes the first `hits` blocks, which `match` found, out of the free queue."""

@@ -64,6 +64,8 @@ class Scheduler:
         self._decoding: list[Job] = []
         self._releases: list[tuple[float, Job]] = []
         self._now: Stretch | None = None
+        self._lacks = -1
+        """Block of its prompt that the first waiting request, which does not fit, has to compute first; -1: none."""
         self._decided = 0.0
         """When the next step is decided: what happened later does not count in it."""
         self._launched = 0.0
@@ -109,6 +111,7 @@ class Scheduler:
         for job in list(self._prefill):
             budget -= self._continue(job, budget, work)
         ready = decided
+        self._lacks = -1
         if not preempted:
             ready = self._admit(work, budget, decided)
         if not work and not batch:
@@ -255,6 +258,7 @@ class Scheduler:
         hits, idle = pool.match(job.slot, (job.total - 1) // pool.block_tokens)
         gpu = hits * pool.block_tokens
         if pool.blocks_for(job.total) - hits + idle > pool.free:
+            self._lacks = hits if hits < (job.total - 1) // pool.block_tokens else -1
             return None
         pool.hold(job.slot, hits)
         job.hit = hit = self.tiers.lookup(job.chunks[: self._full_chunks(job.total)], gpu, now) if self.tiers else Hit()
@@ -324,18 +328,21 @@ class Scheduler:
         more = self.cost.work_seconds([(budget, cached + budget)], batch, context + batch) - seconds
         release = min((time for time, _ in self._releases), default=inf)
         start = self._under_way().start
-        steps = 0
+        steps = taken = 0
         while steps < most:
             decided = max(self._launched, start)
             if decided >= release:
-                break
+                pool.prefill(job.slot, budget, self._slots, steps - taken)
+                taken = steps
+                self._release_due(decided)
+                release = min((time for time, _ in self._releases), default=inf)
             start = end
             end = self._run([(job, budget, cached)], start, decided, launch, seconds + steps * more)
             self._now = Stretch(start, end)
             self._poll_loads()
             cached += budget
             steps += 1
-        pool.prefill(job.slot, budget, self._slots, steps)
+        pool.prefill(job.slot, budget, self._slots, steps - taken)
         self.steps += steps
         return end
 
@@ -399,10 +406,7 @@ class Scheduler:
 
     def _comes_closer(self) -> bool:
         """Whether decoding computes the very block that the first waiting request lacks, which may let it in."""
-        if not self.waiting or self.waiting[0].slot < 0:
-            return False
-        job = self.waiting[0]
-        return self.pool.comes_closer(job.slot, (job.total - 1) // self.pool.block_tokens, self._slots)
+        return self._lacks >= 0 and self.pool.comes_closer(self.waiting[0].slot, self._lacks, self._slots)
 
     def _poll_loads(self) -> None:
         """A step's worker looks for loads that have ended when it is launched, and reports them with its output."""

@@ -104,6 +104,8 @@ class TierStack:
         shared = {tier.name: tier for tier in theirs if self._server or tier.name == "remote"}
         self.own = [self._tier(name, tier, links[name]) for name, tier in tiers if name not in shared]
         """Those of this engine, and those that it shares and counts as the first."""
+        self.shared = bool(shared)
+        """Whether another engine uses one of them too."""
         named = {tier.name: tier for tier in self.own} | shared
         self.tiers: list[Tier] = [named[name] for name, _ in tiers]
         self._disturbing = [tier for tier in self.tiers if tier.link.busy_launch_s]

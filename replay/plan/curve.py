@@ -137,7 +137,7 @@ def _grown(values: npt.NDArray[Number], size: int, fill: int) -> npt.NDArray[Num
 
 
 @numba.njit(cache=True)
-def _touch(ids, request, short, owner, before, owned, tree, counts, shorts):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+def _touch(ids, request, short, owner, before, owned, tree, counts, shorts):  # type: ignore[no-untyped-def]
     """Looks a prompt up and touches it.
 
     ``owner[b]``: request that touched block b last; ``owned[r]``: blocks of which r is the owner, and `tree`
