@@ -79,7 +79,7 @@ class Scheduler:
         self.skip = True
         """False: every step is taken by itself, which changes nothing but the time that it takes."""
         self.ahead = True
-        """False: not even steps of a long prefill are taken before their time, as other engines share the tiers."""
+        """False: no step of a long prefill is taken before its time, as other engines share the tiers."""
 
     def begin(self, now: float) -> float | None:
         """Starts the next steps; returns when they end, or None if nothing can run at `now`.
