@@ -68,7 +68,8 @@ def answers(path: str, backend: str, skip: bool) -> tuple[float, list[dict[str, 
 
     began = time.process_time()
     clock.run(play(), virtual=True)
-    return time.process_time() - began, rows
+    used = time.process_time() - began
+    return used, sorted(rows, key=lambda row: (row["session"], row["turn"]))
 
 
 def steps(path: str, backend: str) -> None:
