@@ -28,6 +28,12 @@ class _Group(click.Group):
                 raise
             click.echo(f"replay: {error}", err=True)
             ctx.exit(2)
+        except (KeyboardInterrupt, RuntimeError) as error:
+            # DuckDB turns Ctrl-C during a query into an error of its own.
+            if isinstance(error, RuntimeError) and str(error) != "Query interrupted":
+                raise
+            click.echo("replay: interrupted", err=True)
+            ctx.exit(130)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
+import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +28,25 @@ class Locked(ReplayError):
 
 # Files are exchanged between machines, so they are written for the oldest DuckDB that replay supports.
 _STORAGE = {"storage_compatibility_version": "v1.3.0"}
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Holds Ctrl-C back until the block, or the function it decorates, is done.
+
+    DuckDB looks for signals while it works, gives up the statement and raises a `RuntimeError` of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def open_writable(path: str | Path) -> duckdb.DuckDBPyConnection:

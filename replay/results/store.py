@@ -19,7 +19,7 @@ import msgspec
 import polars as pl
 
 from replay.errors import ReplayError
-from replay.results.database import columns, describe, open_writable
+from replay.results.database import columns, describe, open_writable, uninterrupted
 from replay.results.verdict import judge
 
 BATCH_ROWS = 10_000
@@ -56,6 +56,7 @@ class Store:
         self._thread: threading.Thread | None = None
 
     @classmethod
+    @uninterrupted()
     def create_or_open(cls, path: str | Path) -> Store:
         """Opens the results file at `path`, creates it, or adds the columns that an older one lacks.
 
@@ -78,6 +79,7 @@ class Store:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @uninterrupted()
     def begin_run(self, run: Mapping[str, Any]) -> str:
         """Stores a run's description and returns its id, which no other run of any results file has.
 
@@ -125,6 +127,7 @@ class Store:
         for event in events:
             self._add("cache_events", event, run_id)
 
+    @uninterrupted()
     def finish_run(self, run_id: str, **fields: Any) -> None:
         """Writes what is buffered, closes the run and judges it.
 
@@ -147,6 +150,7 @@ class Store:
         with self._writing:
             return self._con.cursor()
 
+    @uninterrupted()
     def flush(self) -> None:
         """Writes what is buffered.
 
@@ -158,6 +162,7 @@ class Store:
         except duckdb.Error as error:
             raise ReplayError(f"{self.path}: cannot write results: {describe(error)}") from error
 
+    @uninterrupted()
     def close(self) -> None:
         """Writes what is buffered and closes the file."""
         self._stop.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from replay.errors import ReplayError
 from replay.resources import data_path
 from replay.results import Store, open_results
+from replay.results.database import uninterrupted
 from replay.results.report import report
 
 _HOLD = """
@@ -145,3 +147,12 @@ def test_reading_and_writing_at_once_in_one_process_is_explained(tmp_path: Path)
     path = tmp_path / "r.duckdb"
     with Store.create_or_open(path):
         refuses(report, path, "this process has the results file open in another mode")
+
+
+def test_ctrl_c_waits_for_a_statement_of_the_results_file_to_end():
+    done = False
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
