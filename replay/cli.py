@@ -147,6 +147,8 @@ def run(
     Examples:
       replay run traces/claude_code.jsonl --backend lmcache-disk
       replay run my.jsonl --backend lmcache-cpu --set tiers.cpu.gib=200
+
+    Exit code: 1 if the verdict is invalid, 2 if something given is wrong, 130 if the run was stopped.
     """
     from replay import runs
     from replay.backends import connect, preset
@@ -186,6 +188,8 @@ def run(
         show(result)
     if result.run["status"] == "partial":
         sys.exit(130)
+    if result.run["verdict"] == "invalid":
+        sys.exit(1)
 
 
 def _say(line: str) -> None:
@@ -413,7 +417,7 @@ def profiles(name: str | None) -> None:
         listing([(each, known.summary(kind, each)) for each in known.names(kind)], indent="  ")
 
 
-@main.command()
+@main.command(context_settings={"ignore_unknown_options": True})  # a statement may start with a comment, "--"
 @click.argument("statement")
 @_db
 @click.option("--format", "fmt", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)

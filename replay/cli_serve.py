@@ -47,7 +47,9 @@ def serve(
     had = [parse_fault(fault) for fault in faults]
 
     def ready(url: str) -> None:
-        click.echo(f"Simulating {preset.name} with {model} on {gpu} at {url}: no engine runs. Ctrl-C ends it.")
+        click.echo(
+            f"Simulating {preset.name} with {model} on {gpu}; no engine runs. Ctrl-C ends it. Listening at {url}"
+        )
         for fault in had:
             click.echo(f"fault: {fault}")
 

@@ -177,6 +177,14 @@ def test_bad_options_are_one_line_with_the_fix(args: tuple[str, ...], expected: 
     assert not db.exists() or columns(db, "SELECT count(*) FROM runs") == [(0,)]
 
 
+def test_a_run_that_answers_nothing_is_stored_as_invalid_and_exits_1(small: Path, db: Path):
+    result = replay(
+        "run", small, "--backend", "vllm", "--target", "sim", "--db", db, "--set", "tiers.gpu.tokens=64", "--json"
+    )
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["run"]["verdict"] == "invalid"
+
+
 def test_a_missing_trace_is_named(db: Path):
     result = replay("run", "nowhere/x.jsonl", "--backend", "vllm", "--target", "sim", "--db", db)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

@@ -310,4 +310,6 @@ def _notes(trace: Trace, model: ModelProfile, cost: CostModel) -> list[str]:
         )
     if cost.source == "derived":
         notes.append(f"times of {model.name} are scaled by FLOPs and bytes from a measured model, not measured")
+    if any(turn.output for turn in trace.turns):
+        notes.append("hits are of prompts alone: a run may also reuse generated tokens, and counts a little more")
     return notes

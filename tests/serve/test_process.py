@@ -53,7 +53,7 @@ def test_the_command_says_where_it_serves_and_ends_with_ctrl_c() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         first = server.stdout.readline()
-        found = re.search(r"at (http://127\.0\.0\.1:\d+): no engine runs", first)
+        found = re.search(r"no engine runs\. .* at (http://127\.0\.0\.1:\d+)$", first.strip())
         assert found is not None, first
         with pytest.raises(urllib.error.HTTPError, match="429"):
             urllib.request.urlopen(f"{found[1]}/v1/completions", data=b"{}")

@@ -12,5 +12,5 @@ from replay.errors import ReplayError
 _missing = [name for name in ("altair", "jinja2", "vl_convert") if find_spec(name) is None]
 if _missing:
     raise ReplayError(
-        f"pages and charts need {', '.join(_missing)}, which is not installed; pip install 'kvcache-replay[html]'"
+        f"pages and charts need {', '.join(_missing)}, not installed here; pip install 'kvcache-replay[html]'"
     )
