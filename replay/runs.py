@@ -76,31 +76,36 @@ def execute(
     return clock.run(run.play(), virtual=where.simulated)
 
 
-def predict(trace: Trace, where: Where, settings: Settings) -> dict[str, float | None]:
-    """TTFT percentiles of a simulated run that is not stored.
-
-    Returns:
-        ``ttft_p50``, ``ttft_p90``, ``ttft_p95``, ``ttft_p99`` in seconds, from sent, linearly interpolated;
-        null if nothing was answered.
+def simulate(trace: Trace, where: Where, settings: Settings | None = None) -> list[dict[str, Any]]:
+    """The rows of a simulated run that is not stored, in the order in which they ended.
 
     Raises:
         ReplayError: the target is not ``sim``, or trace, backend and model do not fit together.
     """
     if not where.simulated:
         raise ReplayError("predictions come from the engine model; use --target sim")
-    waits: list[float] = []
-
-    def take(row: dict[str, Any]) -> None:
-        if row["status"] == "ok":
-            waits.append(row["first_token"] - row["sent"])
+    settings = settings or Settings()
+    rows: list[dict[str, Any]] = []
 
     async def play() -> None:
         run_clock = clock.RunClock()
         schedule = Schedule(trace, settings, where.max_context())
         async with connect(where, run_clock, seed=settings.seed, outputs=settings.outputs) as backend:
-            await Driver(schedule, backend, take).run(run_clock)
+            await Driver(schedule, backend, rows.append).run(run_clock)
 
     clock.run(play(), virtual=True)
+    return rows
+
+
+def predict(trace: Trace, where: Where, settings: Settings) -> dict[str, float | None]:
+    """TTFT percentiles of a simulated run that is not stored; see `simulate`.
+
+    Returns:
+        ``ttft_p50``, ``ttft_p90``, ``ttft_p95``, ``ttft_p99`` in seconds, from sent, linearly interpolated;
+        null if nothing was answered.
+    """
+    answered = [row for row in simulate(trace, where, settings) if row["status"] == "ok"]
+    waits = [row["first_token"] - row["sent"] for row in answered]
     return {f"ttft_p{p}": float(np.percentile(waits, p)) if waits else None for p in (50, 90, 95, 99)}
 
 

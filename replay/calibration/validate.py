@@ -18,12 +18,10 @@ import msgspec
 import numpy as np
 
 from replay.backends import preset as presets
-from replay.backends.connect import Where, connect
+from replay.backends.connect import Where
 from replay.calibration.recorded import Recorded
 from replay.engine.fit import MicroTable
-from replay.load import clock
-from replay.load.driver import Driver
-from replay.load.schedule import Schedule, Settings
+from replay.runs import simulate
 from replay.trace import Header, Trace, Turn
 
 SHIFT_S = 0.02
@@ -98,20 +96,6 @@ def compare(recorded: Recorded, gpu: str | None = None, draws: int = 7) -> list[
             values = [float(draw[name] or 0.0) for draw in found]
             figures.append(Figure(recorded.name, name, value, float(np.median(values)), min(values), max(values)))
     return figures
-
-
-def simulate(trace: Trace, where: Where, settings: Settings | None = None) -> list[dict[str, Any]]:
-    """The rows of a simulated run that is not stored, in the order in which they ended."""
-    rows: list[dict[str, Any]] = []
-
-    async def play() -> None:
-        run_clock = clock.RunClock()
-        schedule = Schedule(trace, settings or Settings(), where.max_context())
-        async with connect(where, run_clock, seed=0, outputs="recorded") as backend:
-            await Driver(schedule, backend, rows.append).run(run_clock)
-
-    clock.run(play(), virtual=True)
-    return rows
 
 
 def _shifted(trace: Trace, seed: int) -> Trace:

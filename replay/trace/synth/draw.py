@@ -6,7 +6,6 @@ a function of uniform numbers from it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 from random import Random
@@ -69,13 +68,3 @@ def shuffle(rng: Random, values: list[float]) -> None:
 def exponential(rng: Random, mean: float) -> float:
     """A gap of a Poisson process."""
     return -mean * log(1 - rng.random())
-
-
-def choose(rng: Random, weights: Sequence[float]) -> int:
-    """An index, drawn in proportion to the weights."""
-    level = rng.random() * sum(weights)
-    for index, weight in enumerate(weights):
-        level -= weight
-        if level < 0:
-            return index
-    return len(weights) - 1
