@@ -4,19 +4,24 @@
     python scripts/gpu_visit.py --out visit --wait 500            prints its progress for 500 s or until it ends
 
 Engines of a group start together, because starting takes longer than asking, and are then asked one after another
-while the others idle. `visit/results.duckdb` is complete after each run, so a visit may be cut short and taken up
-again. Weights are random: prompts are token ids, and neither time nor caching depends on their values.
+while the others idle. With several GPUs, `--backends` gives each process its share, CUDA_VISIBLE_DEVICES its GPU.
+`visit/results.duckdb` is complete after each run, so a visit may be cut short and taken up again; what
+`replay calibrate` measures is in `visit/BACKEND.grid.json`. Weights are random: prompts are token ids, and neither
+time nor caching depends on their values.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,9 +32,11 @@ from replay.backends.connect import Where
 from replay.backends.launch import Launched
 from replay.backends.launch.command import Options
 from replay.backends.preset import load
+from replay.calibration import measure
+from replay.engine import profiles
 from replay.load.schedule import Settings
 from replay.results.store import Store
-from replay.trace import Header, Trace, Turn, read
+from replay.trace import Trace, read
 from replay.trace.synth import generate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,10 +48,6 @@ GROUPS = (
 )
 # KV bytes of a GPU tier that is shared with other engines must be said, or vLLM takes what it finds free.
 ARGS = "launch.args=[--gpu-memory-utilization, '0.05', --kv-cache-memory-bytes, '{}']"
-PREFILL = [(0, 64), (0, 512), (0, 2048), (0, 8192), (0, 16384), (0, 32768)] + [
-    (cached, new) for cached in (4096, 16384, 32768) for new in (64, 512, 4096)
-]
-DECODE = [(batch, context) for batch in (1, 8, 32) for context in (1024, 8192) if batch * context <= 60_000]
 
 
 @dataclass(frozen=True)
@@ -56,43 +59,39 @@ class Job:
     settings: Settings
     only: tuple[str, ...] = ()
     """Backends; empty: all."""
+    cold: bool = False
+    """The system's page cache is dropped all the time, so that a disk is a disk; needs root."""
 
 
 def jobs(agents: Path, levels: list[int]) -> list[Job]:
     """What each engine is asked, most wanted first."""
-    serial = Settings(outputs="live", concurrency=1)
-    found = [
+    live, disk = Settings(outputs="live"), ("lmcache-disk",)
+    serial = replace(live, concurrency=1)
+    # 36 others are 92 GB, more than the CPU tiers of most hosts: of 8 the first document comes back.
+    eight = Trace(*generate("evict-and-return", 8, 0))
+    return [
         Job("doc_qa", ROOT / "traces/doc_qa.jsonl", serial),
+        Job("evict_and_return-8", eight, serial),
+        Job("agents", agents, live),
+        *(Job(f"agents-c{n}", agents, replace(live, concurrency=n)) for n in levels),
+        Job("evict_and_return-8-cold", eight, serial, only=disk, cold=True),
+        Job("agents-cold", agents, live, only=disk, cold=True),
+        Job("agents-again", agents, live, only=("vllm", "vllm-offload-cpu", "lmcache-cpu")),
         Job("evict_and_return", ROOT / "traces/evict_and_return.jsonl", serial),
-        # 36 others are 92 GB, more than the CPU tiers of most hosts: of these the first document comes back.
-        Job("evict_and_return-8", Trace(*generate("evict-and-return", 8, 0)), serial),
-        Job("agents", agents, Settings(outputs="live")),
-        Job("calibration", calibration(), serial, only=("vllm",)),
     ]
-    return found + [Job(f"agents-c{n}", agents, replace(serial, concurrency=n)) for n in levels]
 
 
-def calibration() -> Trace:
-    """Requests whose times give an engine's step costs: prefills alone, then batches of equal decodes."""
-    turns: list[Turn] = []
-
-    def add(session: str, number: int, append: list[tuple[str, int]], output: int, after: list[str]) -> str:
-        at = 0.0 if number == 0 else None
-        turns.append(Turn(session=session, turn=number, at=at, append=append, output=output, after=after))
-        return f"{session}/{number}"
-
-    last: list[str] = []
-    for cached, new in PREFILL:
-        session = f"prefill-{cached}-{new}"
-        number = 0
-        if cached:
-            last = [add(session, 0, [(f"{session}-cached", cached)], 1, last)]
-            number = 1
-        last = [add(session, number, [(f"{session}-new", new)], 1, last)]
-    for batch, context in DECODE:
-        names = [f"decode-{batch}-{context}-{member}" for member in range(batch)]
-        last = [add(name, 0, [(name, context)], 128, last) for name in names]
-    return Trace(Header(format="replay-trace", version=1, name="calibration", synthetic=True), turns)
+@contextlib.contextmanager
+def cold_cache(wanted: bool) -> Iterator[None]:
+    """Drops the system's page cache twice a second while the block lasts, where wanted."""
+    loop = "while sleep 0.5; do echo 3 > /proc/sys/vm/drop_caches; done"
+    process = subprocess.Popen(["bash", "-c", loop]) if wanted else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
 
 
 class Visit:
@@ -141,10 +140,29 @@ class Visit:
                     self.say(f"{name} did not start: {failure}")
                     continue
                 self.say(f"{name} is up after {time.monotonic() - begin:.0f} s, {engine.capacity}")
+                self.grid(name, engine)
                 for job in wanted[name]:
                     self.run(job, name, engine)
         finally:
             asyncio.run(end(list(engines.values())))
+
+    def where(self, engine: Launched) -> Where:
+        """A running engine as the target of a run."""
+        return Where(engine.preset, "launch", self.model, max_model_len=MAX_LEN, dummy_weights=True, engine=engine)
+
+    def grid(self, backend: str, engine: Launched) -> None:
+        """What `replay calibrate` measures, once."""
+        path, begin = self.out / f"{backend}.grid.json", time.monotonic()
+        if path.exists() or not engine.preset.prefix_caching:
+            return
+        try:
+            asyncio.run(engine.reset())
+            found = measure.measure(self.where(engine), measure.others(engine.preset, profiles.model(self.model)))
+            path.write_bytes(msgspec.json.encode(found))
+        except Exception as error:
+            self.say(f"{backend} grid failed: {error!r}")
+            return
+        self.say(f"{backend} grid: {time.monotonic() - begin:.0f} s")
 
     @staticmethod
     def wanted(job: Job, backend: str, done: set[str]) -> bool:
@@ -155,11 +173,10 @@ class Visit:
         """One run on a running engine; what goes wrong is noted, and the visit goes on."""
         begin = time.monotonic()
         trace = read(str(job.trace)) if isinstance(job.trace, Path) else job.trace
-        where = Where(engine.preset, "launch", self.model, max_model_len=MAX_LEN, dummy_weights=True, engine=engine)
         try:
             asyncio.run(engine.reset())
-            with Store.create_or_open(str(self.db)) as store:
-                runs.execute(trace, where, job.settings, store, name=f"{backend} {job.name}")
+            with cold_cache(job.cold), Store.create_or_open(str(self.db)) as store:
+                runs.execute(trace, self.where(engine), job.settings, store, name=f"{backend} {job.name}")
             # Renamed into place, so that whoever copies it meanwhile gets a whole file.
             shutil.copy(self.db, self.out / "results.part")
             (self.out / "results.part").rename(self.out / "results.duckdb")
@@ -203,18 +220,21 @@ def main() -> None:
         "--agents", type=Path, default=ROOT / "traces/agents48.jsonl", help="trace of agents (default: %(default)s)"
     )
     parser.add_argument("--levels", type=int, nargs="*", default=[], help="further concurrency levels of the agents")
+    parser.add_argument("--backends", nargs="*", default=[], help="these alone, all started together")
     parser.add_argument("--one-by-one", action="store_true", help="start each engine when its turn comes")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="only print the progress of a running visit")
     args = parser.parse_args()
     if args.wait is not None:
         return wait(args.out, args.wait)
-    from replay.engine import profiles
-
     if args.model is None:
         parser.error("--model is needed to begin a visit")
     visit = Visit(args.out, args.model, profiles.model(args.model).kv_bytes_per_token())
     todo = jobs(args.agents, args.levels)
-    groups = [(preset,) for group in GROUPS for preset in group] if args.one_by_one else GROUPS
+    groups = list(GROUPS)
+    if args.backends:
+        groups = [tuple(preset for group in GROUPS for preset in group if preset[0] in args.backends)]
+    if args.one_by_one:
+        groups = [(preset,) for group in groups for preset in group]
     try:
         for group in groups:
             visit.group(group, todo)

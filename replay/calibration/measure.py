@@ -12,6 +12,7 @@ batch is the point:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import mean
@@ -32,11 +33,13 @@ from replay.results.recorder import Recorder
 from replay.trace import Header, Trace, Turn
 
 CACHED = (0, 4096, 16384)
-NEW = (32, 256, 1024, 2048, 4096, 8192)
+NEW = (32, 256, 1024, 2048, 4096, 8192, 16384)
+LONGEST = 24_576
+"""Longest prompt of the grid."""
 BATCHES = ((1, 1024), (1, 8192), (8, 1024), (8, 4096), (32, 1024))
 STEPS = 96
 """Tokens that each request of a batch decodes."""
-REPEATS = 2
+REPEATS = 3
 WARM = 4
 """Requests before the first that counts: connections, compiled code, a clock that has woken up."""
 SMALL, SMALLS = 32, 8
@@ -88,15 +91,14 @@ def grid_trace(others: int) -> Trace:
     last: list[str] = []
     for n in range(WARM):
         last = [add(f"warm {n}", 0, 32 + 700 * n, 2, last)]
-    for cached in CACHED:
-        for new in NEW:
-            for repeat in range(REPEATS):
-                session, number = f"prefill {cached} {new} {repeat}", 0
-                if cached:
-                    last = [add(session, 0, cached, 1, last)]
-                    number = 1
-                # The one generated token of the prefix is no part of the GPU's cached blocks.
-                last = [add(session, number, new, 1, last)]
+    cells = [(cached, new) for cached in CACHED for new in NEW if cached + new <= LONGEST]
+    for (cached, new), repeat in itertools.product(cells, range(REPEATS)):
+        session, number = f"prefill {cached} {new} {repeat}", 0
+        if cached:
+            last = [add(session, 0, cached, 1, last)]
+            number = 1
+        # The one generated token of the prefix is no part of the GPU's cached blocks.
+        last = [add(session, number, new, 1, last)]
     for batch, context in BATCHES:
         last = [add(f"decode {batch} {context} {n}", 0, context, STEPS, last) for n in range(batch)]
     start = [add("mixed alone", 0, 512, STEPS * 2, last)]
