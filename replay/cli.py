@@ -82,8 +82,8 @@ def _trace(path: str) -> Any:
 @click.option("--target", help="sim, launch, or URL[,URL] of running servers [default: launch with a GPU, else sim].")
 @_machine
 @click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override a field, e.g. tiers.disk.gib=500.")
-@click.option("--sessions", type=int, help="Sessions to replay; more than the trace has are clones.")
-@click.option("--concurrency", type=int, help="Sessions live at once; the next starts as one ends.")
+@click.option("--sessions", type=int, help="Families (sessions with sub-agents) to replay; beyond the trace: clones.")
+@click.option("--concurrency", type=int, help="Families live at once; the next starts as one ends.")
 @click.option("--speed", type=float, default=1.0, help="Divide pauses and start times by this.")
 @click.option("--skip-idle", is_flag=True, help="Jump ahead whenever the whole system is idle.")
 @click.option("--absolute", is_flag=True, help="Send at recorded times instead of after recorded pauses.")
@@ -298,7 +298,7 @@ def _watch(run: str | None, db: str, fmt: str, output: str | None) -> None:
 )
 @_machine
 @click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override a field of every backend.")
-@click.option("--sessions", type=int, help="Sessions live at once [default: as the trace has them].")
+@click.option("--sessions", type=int, help="Families live at once [default: as the trace has them].")
 @click.option("--slo", help="Limit to keep, e.g. ttft_p95=2s.")
 @click.option("--price", "prices", multiple=True, metavar="K=V", help="gpu_hour, cpu_gib_month, disk_gib_month, ...")
 @click.option("--block-tokens", type=int, help="Granularity of the curve [default: the trace's or the backend's].")

@@ -66,7 +66,7 @@ _PLAY = ("sessions", "speed", "skip_idle", "absolute", "scale_tokens", "outputs"
 @main.command()
 @click.argument("trace")
 @click.option("--backend", "backends", multiple=True, required=True, help="Preset name or a YAML file; repeatable.")
-@click.option("--concurrency", default="open", metavar="N1,N2", help="Sessions live at once; open: at recorded times.")
+@click.option("--concurrency", default="open", metavar="N1,N2", help="Families live at once; open: at recorded times.")
 @click.option(
     "--set", "changes", multiple=True, metavar="[BACKEND:]K=V1,V2",
     help="Vary a field, of one backend alone with its name before it.",

@@ -179,7 +179,8 @@ class _Run:
             "trace": trace.header.name,
             "trace_sha256": sha256(trace.source) if trace.source else None,
             "synthetic": trace.header.synthetic,
-            "sessions": schedule.families,
+            "sessions": len({step.session for step in schedule.steps}),
+            "families": schedule.families,
             "turns": len(schedule.steps),
             "seed": settings.seed,
             "speed": settings.speed,
@@ -205,7 +206,7 @@ class _Run:
         about = backend.describe()
         warnings = [*own.pop("warnings", []), *(about.get("warnings") or [])]
         if schedule.duplication > 1:
-            warnings.append(f"sessions are clones: each of the trace's is played {schedule.duplication:.3g} times")
+            warnings.append(f"sessions are clones: each family of the trace is played {schedule.duplication:.3g} times")
         if schedule.too_long:
             warnings.append(f"{schedule.too_long:,} turns were dropped because they do not fit the model's context")
         if progress.skipped_s:

@@ -20,15 +20,16 @@ CREATE TABLE IF NOT EXISTS runs (
   trace         VARCHAR,              -- name in the trace's header
   trace_sha256  VARCHAR,              -- of the trace file, uncompressed
   synthetic     BOOLEAN,              -- the trace was drawn from distributions
-  sessions      BIGINT,               -- asked for, clones included
+  sessions      BIGINT,               -- conversations and sub-agents, clones included
+  families      BIGINT,               -- sessions with their sub-agents: what --sessions and --concurrency count
   turns         BIGINT,               -- scheduled
   seed          BIGINT,
   speed         DOUBLE,               -- times are divided by it
   scale_tokens  DOUBLE,               -- token counts are multiplied by it
   skip_idle     BOOLEAN,              -- idle time of the whole system was jumped over
-  concurrency   BIGINT,               -- sessions kept live; NULL: open loop, sessions start at the trace's times
+  concurrency   BIGINT,               -- families kept live; NULL: open loop, they start at the trace's times
   outputs       VARCHAR,              -- live or recorded: what stands for the model's output in the next prompt
-  duplication   DOUBLE,               -- sessions replayed per session of the trace
+  duplication   DOUBLE,               -- families replayed per family of the trace
   started_at    TIMESTAMP NOT NULL,   -- UTC
   duration_s    DOUBLE,
   status        VARCHAR NOT NULL CHECK (status IN ('running', 'complete', 'partial')),

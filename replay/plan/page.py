@@ -18,7 +18,7 @@ def page(plan: Plan) -> Page:
     """The page of a plan. Predicted latencies are simulated; the hit curve is exact."""
     advice = plan.recommendation
     simulated = bool(advice["simulated"])
-    live = f"{plan.sessions:,} live sessions" if plan.sessions else "sessions at their recorded times"
+    live = f"{plan.sessions:,} live families of sessions" if plan.sessions else "sessions at their recorded times"
     return Page(
         title=f"{plan.trace} with {plan.model} on {plan.gpu}",
         kind="Cache plan",

@@ -25,7 +25,7 @@ def render(plan: Plan, *, ascii_only: bool = False) -> RenderableType:
 
 
 def _parts(plan: Plan, ascii_only: bool) -> Iterator[RenderableType]:
-    live = f"{plan.sessions:,} live sessions" if plan.sessions else "sessions at their recorded times"
+    live = f"{plan.sessions:,} live families of sessions" if plan.sessions else "sessions at their recorded times"
     yield Text(f"{plan.trace}: {plan.model} on {plan.gpu}, {live}", style="bold")
     yield Text(
         f"An unlimited cache serves {_percent(plan.ceiling['hit_share'])} of {plan.prompts['total']:,} prompt tokens. "

@@ -8,7 +8,7 @@ from typing import Any
 from replay.errors import ReplayError
 
 _SAME = (
-    "trace_sha256", "model", "gpu", "sessions", "seed", "speed", "scale_tokens", "concurrency", "skip_idle", "outputs",
+    "trace_sha256", "model", "gpu", "families", "seed", "speed", "scale_tokens", "concurrency", "skip_idle", "outputs",
 )  # fmt: skip
 _PLAYED = ("absolute", "too_long", "restart_at")
 """Further settings of the driver, kept in `settings.replay`."""

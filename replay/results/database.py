@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import threading
@@ -49,6 +50,14 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+# Files without the column `families` counted these as `sessions`.
+_FAMILIES = """
+UPDATE runs SET families = sessions, sessions = greatest(sessions, (
+  SELECT count(DISTINCT session) FROM requests WHERE run_id = runs.id
+))
+"""
+
+
 def open_writable(path: str | Path) -> duckdb.DuckDBPyConnection:
     """Opens a results file to write runs, and creates or migrates it where needed.
 
@@ -58,8 +67,6 @@ def open_writable(path: str | Path) -> duckdb.DuckDBPyConnection:
     path = Path(path)
     if not path.parent.is_dir():
         raise ReplayError(f"{path}: no folder {path.parent}; create it or choose another --db")
-    if path.exists():
-        _check_kind(path)
     con = _connect(path, read_only=False)
     try:
         con.execute("BEGIN")
@@ -83,7 +90,6 @@ def open_readable(path: str | Path) -> duckdb.DuckDBPyConnection:
     path = Path(path)
     if not path.exists():
         raise ReplayError(f"{path}: no such results file; `replay run` writes one, --db names it")
-    _check_kind(path)
     con = _connect(path, read_only=True)
     try:
         current = _is_current(con, path)
@@ -119,8 +125,7 @@ def _check_kind(path: Path) -> None:
     if path.is_dir():
         raise ReplayError(f"{path}: a folder, not a results file; name a file with --db")
     try:
-        with path.open("rb") as file:
-            start = file.read(12)
+        start = _first_bytes(path)
     except OSError as error:
         raise ReplayError(f"{path}: cannot read it: {error.strerror}; check its permissions") from error
     if not start:
@@ -129,7 +134,24 @@ def _check_kind(path: Path) -> None:
         raise ReplayError(f"{path}: not a DuckDB file; name a results file of replay with --db")
 
 
+def _first_bytes(path: Path) -> bytes:
+    """The first 12 bytes, through a descriptor that this process has of the file already, where it has one.
+
+    POSIX ends all of a process's locks on a file, DuckDB's among them, when it closes any descriptor of that file.
+    """
+    there = path.stat()
+    for entry in Path("/dev/fd").iterdir() if Path("/dev/fd").is_dir() else ():
+        with contextlib.suppress(OSError):  # the descriptor of this listing itself, closed by now
+            own = os.fstat(int(entry.name))
+            if (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino):
+                return os.pread(int(entry.name), 12, 0)
+    with path.open("rb") as file:
+        return file.read(12)
+
+
 def _connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    if path.exists():
+        _check_kind(path)
     config: dict[str, str | bool | int | float | list[str]] = dict(_STORAGE)
     if read_only:
         config = {"enable_external_access": "false", "lock_configuration": "true"}
@@ -209,8 +231,11 @@ def _is_current(con: duckdb.DuckDBPyConnection, path: Path) -> bool:
 
 def _ensure_schema(con: duckdb.DuckDBPyConnection, path: Path) -> None:
     version = _file_version(con, path)
-    for table, name, kind in _missing(con):
+    missing = _missing(con)
+    for table, name, kind in missing:
         con.execute(f'ALTER TABLE {table} ADD COLUMN "{name}" {kind}')
+    if ("runs", "families", "BIGINT") in missing:
+        con.execute(_FAMILIES)
     con.execute(data_path("schemas", "results.sql").read_text("utf-8"))
     if version is None:
         con.execute("INSERT INTO schema_version VALUES (?)", [SCHEMA_VERSION])

@@ -86,10 +86,12 @@ def footer(report: Report) -> list[str]:
 
 def _how(run: dict[str, Any]) -> Iterator[str]:
     """How the trace was played, leaving out what is as recorded."""
-    yield units.count(run["sessions"], "session")
+    sessions, families = run["sessions"], run["families"]
+    grouped = f" in {units.count(families, 'family')}" if families not in (None, sessions) else ""
+    yield units.count(sessions, "session") + grouped
     yield units.count(run["turns"], "turn")
     if (run["duplication"] or 1) != 1:
-        yield f"each session {run['duplication']:.3g} times"
+        yield f"each family {run['duplication']:.3g} times"
     if run["concurrency"]:
         yield f"{run['concurrency']} at once"
     if (run["speed"] or 1) != 1:
@@ -105,8 +107,11 @@ def _how(run: dict[str, Any]) -> Iterator[str]:
 def _outcome(report: Report) -> str:
     counts = report.requests
     bad = [f"{counts[key]:,} {text}" for key, text in _BAD.items() if counts[key]]
-    asked = (report.run["turns"] if report.run["status"] == "running" else None) or counts["total"]
-    return ", ".join([f"{counts['ok']:,} of {asked:,} requests answered", *bad])
+    planned = report.run["turns"] or counts["total"]
+    never = planned - counts["total"] if report.run["status"] == "partial" else 0
+    if never > 0:
+        bad.append(f"{never:,} never sent")
+    return ", ".join([f"{counts['ok']:,} of {planned:,} requests answered", *bad])
 
 
 _BAD = {"errors": "failed", "dropped": "dropped after a failure", "cancelled": "cancelled"}

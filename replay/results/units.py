@@ -20,8 +20,9 @@ def tokens(n: float | None) -> str:
 
 
 def count(n: int | None, noun: str) -> str:
-    """``1 turn``, ``2,037 turns``."""
-    return f"{UNKNOWN if n is None else f'{n:,}'} {noun}{'' if n == 1 else 's'}"
+    """``1 turn``, ``2,037 turns``, ``64 families``."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{UNKNOWN if n is None else f'{n:,}'} {noun if n == 1 else plural}"
 
 
 def share(part: float | None, whole: float | None) -> str:

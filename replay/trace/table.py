@@ -41,7 +41,7 @@ def _title(found: Description) -> Text:
 
 def _summary(found: Description) -> Table:
     rows = [
-        ("sessions", f"{found.sessions:,} in {found.families:,} families"),
+        ("sessions", f"{found.sessions:,} in {found.families:,} famil{'y' if found.families == 1 else 'ies'}"),
         ("turns", f"{found.turns:,} ({_counts(found.causes)})"),
         ("prompt tokens", f"{found.prompt_tokens:,}"),
         ("output tokens", f"{found.output_tokens:,}"),

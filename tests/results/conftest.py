@@ -24,6 +24,7 @@ RUN: dict[str, Any] = {
     "trace": "made_up",
     "synthetic": True,
     "sessions": 8,
+    "families": 8,
     "turns": 112,
     "seed": 1,
     "speed": 1.0,

@@ -122,7 +122,7 @@ def test_runs_without_a_common_answer_are_refused(both: Both) -> None:
         ("trace_sha256", "1" * 64, "trace_sha256 unknown"),
         ("model", "qwen3-32b", "model qwen3-8b and qwen3-32b"),
         ("gpu", "l40s", "gpu h100 and l40s"),
-        ("sessions", 99, "sessions 8 and 99"),
+        ("families", 99, "families 8 and 99"),
         ("seed", 7, "seed 1 and 7"),
         ("speed", 2.0, "speed 1.0 and 2.0"),
         ("scale_tokens", 0.5, "scale_tokens 1.0 and 0.5"),

@@ -101,24 +101,26 @@ def test_a_file_that_lacks_columns_gets_them(tmp_path: Path, opens: str) -> None
     schema = data_path("schemas", "results.sql").read_text("utf-8")
     tables = schema[: schema.index("-- Requests with what follows")]
     assert "  load_s " in tables
-    old = "".join(
-        line for line in tables.splitlines(keepends=True) if not line.startswith(("  load_s ", "  duplication "))
-    )
+    newer = ("  load_s ", "  duplication ", "  families ")
+    old = "".join(line for line in tables.splitlines(keepends=True) if not line.startswith(newer))
     with duckdb.connect(str(path)) as con:
         con.execute(old)
         con.execute("INSERT INTO schema_version VALUES (1)")
         con.execute(
-            "INSERT INTO runs (id, backend, target, simulated, started_at, status) "
-            "VALUES ('old', 'vllm', 'sim', true, now(), 'complete')"
+            "INSERT INTO runs (id, backend, target, simulated, sessions, started_at, status) "
+            "VALUES ('old', 'vllm', 'sim', true, 1, now(), 'complete')"
         )
         con.execute("INSERT INTO requests (run_id, session, turn, status) VALUES ('old', 's', 0, 'ok')")
+        con.execute("INSERT INTO requests (run_id, session, turn, status) VALUES ('old', 's/agent', 0, 'ok')")
     if opens == "writer":
         with Store.create_or_open(path) as store:
             store.add({"session": "s", "turn": 1, "status": "ok", "load_s": 0.5}, run_id="old")
     with open_results(path) as results:
         found = results.sql("SELECT turn, load_s FROM v_requests ORDER BY turn").fetchall()
-    assert found == [(0, None), (1, 0.5)][: len(found)]
-    assert report(path, "old").requests["total"] == len(found) == (2 if opens == "writer" else 1)
+        counted = results.sql("SELECT sessions, families FROM v_runs").fetchall()
+    assert found == [(0, None), (0, None), (1, 0.5)][: len(found)]
+    assert report(path, "old").requests["total"] == len(found) == (3 if opens == "writer" else 2)
+    assert counted == [(2, 1)]  # such files counted families as sessions
 
 
 @pytest.mark.parametrize(("version", "what"), [(0, "older than this replay can read"), (99, "upgrade replay")])
@@ -147,6 +149,9 @@ def test_reading_and_writing_at_once_in_one_process_is_explained(tmp_path: Path)
     path = tmp_path / "r.duckdb"
     with Store.create_or_open(path):
         refuses(report, path, "this process has the results file open in another mode")
+        opens = f"import duckdb; duckdb.connect({str(path)!r})"
+        other = subprocess.run([sys.executable, "-c", opens], capture_output=True, text=True, check=False)
+        assert "set lock on file" in other.stderr, "looking at the file must not give up its lock"
 
 
 def test_ctrl_c_waits_for_a_statement_of_the_results_file_to_end():

@@ -139,3 +139,14 @@ def test_what_a_backend_does_not_say_is_said_to_be_unknown(make_rows: Rows, writ
     assert "Which pauses cost reuse, whatever the cause\n" in shown
     assert "on an unknown GPU" in shown
     assert "Which pauses cost evictions" not in shown
+
+
+def test_a_stopped_run_says_how_many_requests_were_planned(make_rows: Rows, write: Write) -> None:
+    rows = make_rows()[:16]
+    shown = render.text(report(write(rows, status="partial")))
+    assert "outcome  16 of 112 requests answered, 96 never sent\n" in shown
+
+
+def test_sessions_and_their_families_are_both_named(write: Write) -> None:
+    assert " 8 sessions in 3 families, 112 turns" in render.text(report(write(id="a", families=3)))
+    assert " 8 sessions, 112 turns" in render.text(report(write()))

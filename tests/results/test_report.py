@@ -161,7 +161,15 @@ def test_pauses_fall_into_their_bins(write: Write, make_row: Row) -> None:
     first = {**make_row(turn=0), "pause": 5_000.0}
     shown = report(write([first, *rows]))
     bins = [(row["bin"], row["requests"]) for row in shown.pauses]
-    assert bins == [(name, 2) for name in ("< 1 s", "1-10 s", "10-60 s", "1-5 min", "5-60 min", "> 1 h")]
+    names = ("< 1 s", "1-10 s", "10-60 s", "1-5 min", "5-60 min", "> 1 h")
+    assert bins == [("first turn", 1), *((name, 2) for name in names)]
+
+
+def test_pauses_and_first_turns_add_up_to_what_the_run_lost(write: Write, make_rows: Rows) -> None:
+    rows = make_rows(lost_evicted=7)
+    shown = report(write(rows))
+    assert sum(row["requests"] for row in shown.pauses) == shown.requests["ok"] == len(rows)
+    assert sum(row["evicted"] for row in shown.pauses) == shown.loss["evicted"] == 7 * len(rows)
 
 
 def test_throughput_is_per_second_of_the_run(write: Write, make_rows: Rows) -> None:

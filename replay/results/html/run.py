@@ -264,7 +264,7 @@ def _pauses(result: Report, tables: dict[str, Section]) -> Figure:
         alt=f"Share of reusable tokens that were lost, by the pause before the request. {said}.",
         draw=charts.shares(rows, _PARTS, "pause before the request"),
         tables=[tables["pauses"]],
-        notes=["n is the number of requests. Sessions' first requests are left out: they have no pause."],
+        notes=["n is the number of requests. First turns of sessions have no pause of their own."],
     )
 
 
