@@ -81,14 +81,8 @@ class _Sender:
     async def run(self) -> None:
         lag = asyncio.create_task(clock.sample_lag(self._report.lag))
         try:
-            while True:
-                kind, *rest = await self._pipe.receive()
-                if kind == "ask":
-                    self._tasks[rest[0]] = asyncio.create_task(self._send(*rest))
-                elif kind == "cancel" and rest[0] in self._tasks:
-                    self._tasks.pop(rest[0]).cancel()
-                elif kind == "end":
-                    break
+            with clock.undisturbed(asyncio.get_running_loop()):
+                await self._serve()
         finally:
             for task in [lag, *self._tasks.values()]:
                 task.cancel()
@@ -97,6 +91,16 @@ class _Sender:
             self._report.check.merge(client.check)
         self._report.counts = {name: checked(self._clients)[name] for name in self._clients[0].counts()}
         self._pipe.send(("report", self._report))
+
+    async def _serve(self) -> None:
+        while True:
+            kind, *rest = await self._pipe.receive()
+            if kind == "ask":
+                self._tasks[rest[0]] = asyncio.create_task(self._send(*rest))
+            elif kind == "cancel" and rest[0] in self._tasks:
+                self._tasks.pop(rest[0]).cancel()
+            elif kind == "end":
+                return
 
     async def _send(
         self, number: int, instance: int, name: str, ideal: int, known: tuple[int, int | None], handed: float

@@ -30,7 +30,10 @@ _DIGITS = 6
 
 _CACHE_BYTES = 64 << 20
 _SEGMENT_SHARE = 4
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+# Splitmix64 (Steele, Lea, Flood 2014).
+_GOLDEN, _MIX1, _MIX2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_SHIFT1, _SHIFT2, _SHIFT3, _HALF = map(np.uint64, (30, 27, 31, 32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,19 +184,20 @@ class Content:
         return part + self.alphabet.spelling[picks].tobytes()
 
     def _picks(self, segment: Hashable, offset: int, count: int) -> npt.NDArray[np.int64]:
-        """Indices into the alphabet: splitmix64 (Steele, Lea, Flood 2014) of the position, scaled by multiplication."""
+        """Indices into the alphabet: splitmix64 of the position, scaled by multiplication."""
         name = hashlib.blake2b(f"{self.salt}{self.seed}:{segment!r}".encode(), digest_size=8).digest()
         x = np.arange(offset + 1, offset + count + 1, dtype=np.uint64)
         x *= _GOLDEN
         x += np.frombuffer(name, "<u8")
-        x ^= x >> np.uint64(30)
-        x *= np.uint64(0xBF58476D1CE4E5B9)
-        x ^= x >> np.uint64(27)
-        x *= np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-        x >>= np.uint64(32)
+        x ^= x >> _SHIFT1
+        x *= _MIX1
+        x ^= x >> _SHIFT2
+        x *= _MIX2
+        x ^= x >> _SHIFT3
+        x >>= _HALF
         x *= np.uint64(len(self.alphabet.ids))
-        picks: npt.NDArray[np.int64] = (x >> np.uint64(32)).view(np.int64)
+        x >>= _HALF
+        picks: npt.NDArray[np.int64] = x.view(np.int64)
         return picks
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay.load.clock import RunClock, VirtualLoop, sample_lag
+from replay.load.clock import RunClock, VirtualLoop, sample_lag, undisturbed
 from replay.load.outcome import Backend, Outcome
 from replay.load.row import row
 from replay.load.schedule import Schedule
@@ -82,7 +82,8 @@ class Driver:
         self._ended = [0.0] * len(self._steps)
         self._over = [False] * len(self._steps)
         self._timers: list[tuple[float, int]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._fault: Exception | None = None
         self._restart_at = schedule.settings.restart_at
 
     async def run(self, clock: RunClock) -> Progress:
@@ -90,28 +91,40 @@ class Driver:
 
         Args:
             clock: the run's clock, the same one that the backend stamps its outcomes with.
+
+        Raises:
+            Exception: what the sink raised, or a mistake of the backend's own; the run ends there.
         """
         self._clock = clock
-        self._began = clock.now()
         self._wake = asyncio.Event()
         self._families = self._group_families()
         self._queue = deque(sorted(range(len(self._families)), key=self._family_start))
         self._slots = self._settings.concurrency or len(self._queue)
-        virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
-        lag = None if virtual else asyncio.create_task(sample_lag(self.progress.lag))
-        try:
-            while self.progress.done < self.progress.total and not self.progress.stopped:
-                self._open_families()
-                if self._restart_due():
-                    await self._restart()
-                else:
-                    self._send_due()
-                await self._sleep()
-        finally:
-            if lag is not None:
-                lag.cancel()
-            await self._finish()
+        self._began = clock.now()
+        self._open_families()
+        if self._settings.concurrency is None:
+            self._began = clock.now()  # to open many sessions takes a while, and none is late for it
+        loop = asyncio.get_running_loop()
+        lag = None if isinstance(loop, VirtualLoop) else loop.create_task(sample_lag(self.progress.lag))
+        with undisturbed(loop):
+            try:
+                await self._play()
+            finally:
+                if lag is not None:
+                    lag.cancel()
+                await self._finish()
+        if self._fault is not None:
+            raise self._fault
         return self.progress
+
+    async def _play(self) -> None:
+        while self.progress.done < self.progress.total and not self.progress.stopped:
+            self._open_families()
+            if self._restart_due():
+                await self._restart()
+            else:
+                self._send_due()
+            await self._sleep()
 
     def stop(self) -> None:
         """Ends the run now: requests in flight are cancelled and recorded as such."""
@@ -211,11 +224,18 @@ class Driver:
         while self._timers and self._timers[0][0] <= now + _TICK:
             due, index = heapq.heappop(self._timers)
             on_the_clock = self._began + due - self.progress.skipped_s
-            task = asyncio.get_running_loop().create_task(self._send(index, on_the_clock))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[index] = asyncio.create_task(self._guarded(index, on_the_clock))
             self.progress.in_flight += 1
             self.progress.peak_in_flight = max(self.progress.peak_in_flight, self.progress.in_flight)
+
+    async def _guarded(self, index: int, due: float) -> None:
+        try:
+            await self._send(index, due)
+        except Exception as error:
+            self._fault = self._fault or error
+            self.stop()
+        finally:
+            del self._tasks[index]
 
     async def _send(self, index: int, due: float) -> None:
         step = self._steps[index]
@@ -282,7 +302,7 @@ class Driver:
             self._watch(self.progress)
 
     async def _finish(self) -> None:
-        tasks = list(self._tasks)
+        tasks = list(self._tasks.values())
         if self.progress.stopped:
             for task in tasks:
                 task.cancel()

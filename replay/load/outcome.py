@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from replay.trace import PrefixTree, Tip, Turn
 
 
@@ -15,8 +17,7 @@ class Clock(Protocol):
         """Seconds from the start of the run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One model call, ready to be sent."""
 
     turn: Turn

@@ -8,6 +8,7 @@ from replay.load.outcome import LOSSES, Outcome
 from replay.load.schedule import Step
 
 _SLOWEST_FIRST = ("remote", "external", "disk", "cpu", "gpu")
+_LOST = [f"lost_{cause}" for cause in LOSSES]
 
 
 def row(step: Step, outcome: Outcome, *, due: float | None, ideal: int | None) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def row(step: Step, outcome: Outcome, *, due: float | None, ideal: int | None) -
         "remote_tokens": outcome.remote,
         "external_tokens": outcome.external,
         "computed_tokens": outcome.computed,
-        **{f"lost_{cause}": lost.get(cause) for cause in LOSSES},
+        **dict(zip(_LOST, map(lost.get, LOSSES), strict=True)),
         "served_from": _served_from(outcome),
         "tier_source": outcome.tier_source,
         "recompute_s": outcome.recompute_s,

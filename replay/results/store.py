@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -241,10 +240,12 @@ class _Batch:
 
 
 def _frame(rows: list[dict[str, Any]], kinds: dict[str, str]) -> pl.DataFrame:
-    """Rows that have every column, as a frame; a value of the wrong type raises, it is not converted."""
-    values = zip(*map(itemgetter(*kinds), rows), strict=True)
+    """Rows that have every column, as a frame; a value of the wrong type raises, it is not converted.
+
+    Column by column, in steps between which another thread of Python gets its turn.
+    """
     return pl.DataFrame(
-        [pl.Series(name, cells, dtype=_POLARS[kind]) for (name, kind), cells in zip(kinds.items(), values, strict=True)]
+        [pl.Series(name, [row[name] for row in rows], dtype=_POLARS[kind]) for name, kind in kinds.items()]
     )
 
 

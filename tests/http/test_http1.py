@@ -28,6 +28,8 @@ RESPONSES = [
     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
     b"HTTP/1.1 100 Continue\r\n\r\n" + chunked(),
 ]
+SPLIT = b"a\r\n1\r\nb\r\n"
+"""Chunk data that looks like chunks."""
 
 
 @given(response=st.sampled_from(RESPONSES), cuts=st.lists(st.integers(0, 1200), max_size=15))
@@ -36,6 +38,15 @@ def test_the_body_does_not_depend_on_cuts(response: bytes, cuts: list[int]) -> N
     reader = Response()
     body = b"".join(reader.feed(response[a:b]) for a, b in itertools.pairwise(places))
     assert (body, reader.status, reader.complete, reader.keep_alive) == (BODY, 200, True, True)
+
+
+@pytest.mark.parametrize("part", [SPLIT, b"\r\n", b"0", b"\r\n0\r\n\r\n"])
+def test_line_endings_within_a_chunk_are_data(part: bytes) -> None:
+    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    data += b"3\r\nabc\r\n%x\r\n%s\r\n" % (len(part), part) + b"0\r\n\r\n"
+    reader = Response()
+    assert reader.feed(data) == b"abc" + part
+    assert reader.complete
 
 
 def test_a_body_without_length_ends_with_the_connection() -> None:

@@ -51,6 +51,22 @@ def test_one_byte_at_a_time_gives_each_event_as_soon_as_it_is_complete() -> None
     assert [i for i, count in enumerate(seen) if count] == [9, 19]  # a CR ends the line before its LF comes
 
 
+@pytest.mark.parametrize(
+    ("data", "events"),
+    [
+        (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),
+        (b"data: a\ndata: b\n\ndata: c\n\n", [b"a\nb", b"c"]),
+        (b"data: a\n\n\ndata: b\n\n", [b"a", b"b"]),
+        (b"data: a\n\n: ping\n\ndata: b\n\n", [b"a", b"b"]),
+        (b"data: a\rdata: b\n\n", [b"a\nb"]),
+        (b"data: a data: b\n\n", [b"a data: b"]),
+        (b"data: \n\n", [b""]),
+    ],
+)
+def test_whole_events_in_one_read_are_the_same_as_byte_by_byte(data: bytes, events: list[bytes]) -> None:
+    assert read(data) == read(*(bytes([byte]) for byte in data)) == [(b"", event) for event in events]
+
+
 def test_an_event_of_many_megabytes_is_one_event() -> None:
     big = b"x" * 20_000_000
     pieces = [b"data: ", *(big[i : i + 65_536] for i in range(0, len(big), 65_536)), b"\n\n"]

@@ -228,3 +228,16 @@ def test_waiting_for_nothing_on_the_virtual_clock_is_an_error_not_a_hang():
 
     with pytest.raises(clock.Deadlock):
         clock.run(main(), virtual=True)
+
+
+def test_a_sink_that_fails_ends_the_run_with_its_error():
+    def full(row: dict) -> None:
+        raise ReplayError("disk full")
+
+    schedule = Schedule(Trace(HEADER, [turn("a", 0), turn("a", 1, pause=5.0), turn("b", 0)]), Settings())
+
+    async def main() -> None:
+        await Driver(schedule, Server(), full).run(clock.RunClock())
+
+    with pytest.raises(ReplayError, match="disk full"):
+        clock.run(main(), virtual=True)

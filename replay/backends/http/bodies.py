@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import quote
@@ -75,9 +76,14 @@ def head(path: str, host: str, headers: Mapping[str, str]) -> bytes:
 
 def finish(start: bytes, headers: Mapping[str, str], body: Sequence[Buffer]) -> bytes:
     """The whole request: `start` from `head`, headers of this request, length and body."""
-    more = "".join(f"{name}: {quote(value, safe=_SAFE)}\r\n" for name, value in headers.items())
+    more = "".join([f"{name}: {_header_value(value)}\r\n" for name, value in headers.items()])
     size = sum(map(len, body))
     return b"".join([start, more.encode("latin-1"), b"Content-Length: %d\r\n\r\n" % size, *body])
 
 
+def _header_value(text: str) -> str:
+    return text if _PLAIN(text) else quote(text, safe=_SAFE)
+
+
 _SAFE = "#/@:.,;=+~!$&'()*[] -_"
+_PLAIN = re.compile(r"[\w#/@:.,;=+~-]*", re.ASCII).fullmatch

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from replay.backends.http import attribution, fields
-from replay.backends.http.attribution import counters, loss
+from replay.backends.http.attribution import Usage, counters, loss
 from replay.backends.http.attribution.lookups import Lookups
 from replay.backends.http.bodies import Endpoint
 from replay.backends.http.check import SelfCheck
@@ -276,16 +276,16 @@ class HttpBackend:
             await asyncio.sleep(self.limits.retry_wait_s * 2 ** (attempts - 1))
         self.check.timed(exchange)
         reply.close(exchange.closed)
-        outcome = self._outcome(reply, exchange, failure)
+        counts = reply.counts
+        outcome = self._outcome(reply, counts, exchange, failure)
         outcome.attempts = attempts
         outcome.worker = self._worker
-        await self._attribute(request, reply, outcome, known)
+        await self._attribute(request, reply, counts, outcome, known)
         if outcome.status == "ok":
             self._remember(request, reply, outcome)
         return outcome
 
-    def _outcome(self, reply: Reply, exchange: Exchange, failure: str | None) -> Outcome:
-        counts = reply.counts
+    def _outcome(self, reply: Reply, counts: Usage, exchange: Exchange, failure: str | None) -> Outcome:
         error = failure or fault(reply, exchange.response.status)
         if error is not None:
             error = describe_error(error, reply, secret=self._secret, sent=exchange.make())
@@ -310,12 +310,14 @@ class HttpBackend:
             outcome.last_token = exchange.closed
         return outcome
 
-    async def _attribute(self, request: Request, reply: Reply, outcome: Outcome, known: tuple[int, int | None]) -> None:
+    async def _attribute(
+        self, request: Request, reply: Reply, counts: Usage, outcome: Outcome, known: tuple[int, int | None]
+    ) -> None:
         if self._lookups is not None and outcome.status == "ok":
             found = await self._lookups.find(self._composer.request_id(request))
             if found is not None:
                 reply.extra["lookup"] = found
-        served = attribution.tiers(self.preset, reply.counts, reply.extra)
+        served = attribution.tiers(self.preset, counts, reply.extra)
         served.put(outcome)
         if attribution.take_model(reply.extra, outcome):
             return

@@ -137,22 +137,24 @@ class Response:
 
 
 def _whole_chunks(data: bytes, body: list[bytes]) -> int:
-    """Takes the plain, complete chunks that start `data`; returns where it stopped, for the careful reader."""
-    position, size = 0, len(data)
-    while True:
-        end = data.find(b"\r\n", position, position + 10)
-        line = data[position:end]
-        if end < 0 or not line.isalnum():
-            return position
-        try:
-            start = end + 2
-            stop = start + int(line, 16)
-        except ValueError:
-            return position
-        if stop == start or stop + 2 > size or data[stop : stop + 2] != b"\r\n":
-            return position
-        body.append(data[start:stop])
-        position = stop + 2
+    """Takes the chunks that start `data` if all are plain and whole; returns where it stopped, for the careful reader.
+
+    Chunks whose data holds a line ending of HTTP's are not plain.
+    """
+    parts = data.split(b"\r\n")
+    chunks = parts[1:-1:2]
+    sizes = parts[: 2 * len(chunks) : 2]
+    if sizes and sizes[-1] == b"0":
+        sizes.pop()
+        chunks.pop()
+    digits = b"".join(sizes)
+    try:
+        if not digits.isalnum() or [int(size, 16) for size in sizes] != [*map(len, chunks)] or b"" in chunks:
+            return 0
+    except ValueError:
+        return 0
+    body += chunks
+    return len(digits) + sum(map(len, chunks)) + 4 * len(chunks)
 
 
 def _hex(line: bytes) -> int:

@@ -7,7 +7,6 @@ the same as absent everywhere: servers send it where an object or a list belongs
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -87,8 +86,7 @@ class Reply:
         if not self.streaming:
             self.whole += data
             return
-        for event in self._events.feed(data):
-            self._take(at, event)
+        self._take(at, self._events.feed(data))
 
     def close(self, at: float | None) -> None:
         """Takes what the body ended in; call it once, when nothing more can come."""
@@ -97,9 +95,9 @@ class Reply:
             return
         rest = self._events.close()
         if rest is not None:
-            self._take(at, rest)
+            self._take(at, [rest])
 
-    @cached_property
+    @property
     def counts(self) -> Usage:
         """Token counts of the usage; ask once nothing more can come."""
         return read_usage(self.usage)
@@ -113,7 +111,7 @@ class Reply:
         """Takes `whole` as one JSON document."""
         raise NotImplementedError
 
-    def _take(self, at: float | None, event: Event) -> None:
+    def _take(self, at: float | None, events: list[Event]) -> None:
         raise NotImplementedError
 
     def _token(self, at: float | None) -> None:
@@ -125,22 +123,23 @@ class Reply:
 class OpenAIReply(Reply):
     """A reply of ``/v1/completions`` or ``/v1/chat/completions``."""
 
-    def _take(self, at: float | None, event: Event) -> None:
-        kind, data = event
-        if data.startswith(b"[DONE]"):
-            self.finished = True
-            return
-        chunk = _decode(data)
-        if chunk is None:
-            self.malformed += 1
-            if kind == b"error":
-                self.error = data.decode(errors="replace")
-            return
-        if kind or not chunk.choices or chunk.usage is not None or _has_facts(chunk):
-            self._facts(chunk, kind == b"error")
-        for choice in chunk.choices or ():
-            if choice is not None:
-                self._choice(at, choice, choice.delta)
+    def _take(self, at: float | None, events: list[Event]) -> None:
+        for kind, data in events:
+            if data.startswith(b"[DONE]"):
+                self.finished = True
+                continue
+            chunk = _decode(data)
+            if chunk is None:
+                self.malformed += 1
+                if kind == b"error":
+                    self.error = data.decode(errors="replace")
+                continue
+            choices = chunk.choices
+            if kind or not choices or chunk.usage is not None or _has_facts(chunk):
+                self._facts(chunk, kind == b"error")
+            for choice in choices or ():
+                if choice is not None:
+                    self._choice(at, choice, choice.delta)
 
     def take_document(self, at: float | None) -> None:
         chunk = _decode(bytes(self.whole))
@@ -216,7 +215,11 @@ def _repair(raw: Any) -> _Chunk | None:
 class AnthropicReply(Reply):
     """A reply of ``/v1/messages``."""
 
-    def _take(self, at: float | None, event: Event) -> None:
+    def _take(self, at: float | None, events: list[Event]) -> None:
+        for event in events:
+            self._event(at, event)
+
+    def _event(self, at: float | None, event: Event) -> None:
         try:
             data = _ANY.decode(event[1])
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -22,6 +22,12 @@ class EventReader:
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that these bytes complete."""
+        if not self._parts and data.startswith(b"data: ") and data.endswith(b"\n\n") and not self._after_cr:
+            # What servers send: whole events of one line each, which account for every line ending.
+            lines = data[6:-2].split(b"\n\ndata: ")
+            if data.count(b"\n") == 2 * len(lines) and b"\r" not in data:
+                self._started = True
+                return [(b"", line) for line in lines]
         if self._after_cr and data:
             self._after_cr = False
             if data.startswith(b"\n"):

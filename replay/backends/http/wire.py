@@ -41,6 +41,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
         if self._exchange is not None:
             self._exchange.lost(exc)
 
@@ -72,8 +74,6 @@ class Connection(asyncio.Protocol):
         try:
             await exchange.done
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
             self._exchange = None
             self.idle_since = self._now()
         response = exchange.response
@@ -94,11 +94,15 @@ class Connection(asyncio.Protocol):
         transport.write(data)
         if not transport.get_write_buffer_size():
             exchange.written = self._now()
-        first_look = min(self._limits.idle_s, self._limits.total_s) + 0.001
-        self._timer = asyncio.get_running_loop().call_later(first_look, self._watch)
+        if self._timer is None:  # else that of an earlier exchange looks in time
+            self._look_in(min(self._limits.idle_s, self._limits.total_s))
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds + 0.001, self._watch)
 
     def _watch(self) -> None:
         """Ends an exchange that is over its limits; looks again when the next limit could be reached."""
+        self._timer = None
         exchange = self._exchange
         if exchange is None or exchange.sent is None:
             return
@@ -112,8 +116,7 @@ class Connection(asyncio.Protocol):
         elif now - quiet_since >= limits.idle_s:
             exchange.fail(f"the server was silent for {limits.idle_s:g} s")
         else:
-            wait = min(quiet_since + limits.idle_s, exchange.sent + limits.total_s) - now
-            self._timer = asyncio.get_running_loop().call_later(wait + 0.001, self._watch)
+            self._look_in(min(quiet_since + limits.idle_s, exchange.sent + limits.total_s) - now)
 
 
 class Pool:
