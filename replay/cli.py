@@ -148,7 +148,7 @@ def run(
       replay run traces/claude_code.jsonl --backend lmcache-disk
       replay run my.jsonl --backend lmcache-cpu --set tiers.cpu.gib=200
 
-    Exit code: 1 if the verdict is invalid, 2 if something given is wrong, 130 if the run was stopped.
+    Exit code: 1 if the verdict is invalid or a worker died, 2 if something given is wrong, 130 if the run was stopped.
     """
     from replay import runs
     from replay.backends import connect, preset
@@ -176,19 +176,23 @@ def run(
     options["outputs"] = options["outputs"] or where.default_outputs
     settings = Settings(**options)
     read = _trace(trace)
-    if not as_json:
-        click.echo(where.announce(), err=True)
+
+    def starts() -> None:
+        if not as_json:
+            click.echo(where.announce(), err=True)
+
     with Store.create_or_open(db) as store:
         with _progress(len(read), shown=not as_json) as watch:
-            run_id = runs.execute(read, where, settings, store, name=name, watch=watch, say=_say)
+            run_id = runs.execute(read, where, settings, store, name=name, watch=watch, say=_say, starts=starts)
         result = report(store, run_id)
     if as_json:
         click.echo(result.json())
     else:
         show(result)
-    if result.run["status"] == "partial":
+    incomplete = result.self_check.get("incomplete")
+    if result.run["status"] == "partial" and not incomplete:
         sys.exit(130)
-    if result.run["verdict"] == "invalid":
+    if result.run["verdict"] == "invalid" or incomplete:
         sys.exit(1)
 
 

@@ -59,7 +59,7 @@ def compare(
         sys.exit(1)
 
 
-_PLACE = ("target", "model", "gpu", "api_key_env", "isolation", "dummy_weights", "max_model_len", "logs")
+_PLACE = ("target", "model", "gpu", "api_key_env", "isolation", "workers", "dummy_weights", "max_model_len", "logs")
 _PLAY = ("sessions", "speed", "skip_idle", "absolute", "scale_tokens", "outputs", "too_long", "restart_at", "seed")
 
 
@@ -102,6 +102,7 @@ def sweep(
     from replay.backends.connect import Where, default_target
     from replay.results import matrix
     from replay.results.store import Store
+    from replay.results.units import count
 
     place = {key: options.pop(key) for key in _PLACE}
     place |= {"target": place["target"] or default_target(), "logs": Path(place["logs"])}
@@ -110,10 +111,12 @@ def sweep(
         backends, changes, _sessions_at_once(concurrency), lambda preset: Where(preset=preset, **place), **options
     )
     read = _trace(trace)
-    if not as_json:
-        click.echo(f"{len(points)} points; the first: {points[0].where.announce()}", err=True)
+    for point in points:
+        point.where.check()
     done = []
     with Store.create_or_open(db) as store:
+        if not as_json:
+            click.echo(f"{count(len(points), 'point')}; the first: {points[0].where.announce()}", err=True)
         try:
             with _points(len(points), shown=not as_json) as watch:
                 for each in sweeping.sweep(read, points, store, jobs=jobs, ray=ray, watch=watch, say=_say):
@@ -124,7 +127,7 @@ def sweep(
         done.sort(key=lambda each: points.index(each.point))
         failed = [(each.point.name, each.error) for each in done if each.error]
         if reused := sum(each.reused for each in done):
-            click.echo(f"{reused} of {len(points)} points were in {db} already and were not run again", err=True)
+            click.echo(f"{reused} of {count(len(points), 'point')} in {db} already, not run again", err=True)
         found = matrix.matrix(store, [each.run for each in done if each.run], slos, failed)
     if as_json:
         click.echo(found.json())

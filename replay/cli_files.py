@@ -20,9 +20,10 @@ def export(runs: tuple[str, ...], output: str, db: str) -> None:
       replay export vllm lmcache-cpu -o parquet --db team.duckdb
     """
     from replay.results.transfer import export as write
+    from replay.results.units import count
 
     for file, rows in write(db, output, runs).items():
-        click.echo(f"{file}: {rows:,} rows", err=True)
+        click.echo(f"{file}: {count(rows, 'row')}", err=True)
 
 
 @main.command()
@@ -36,6 +37,7 @@ def merge(sources: tuple[str, ...], output: str) -> None:
       replay merge host-a.duckdb host-b.duckdb -o team.duckdb
     """
     from replay.results.transfer import merge as add
+    from replay.results.units import count
 
     for source, (added, present) in add(output, sources).items():
-        click.echo(f"{source}: {added:,} runs added, {present:,} there already", err=True)
+        click.echo(f"{source}: {count(added, 'run')} added, {present:,} there already", err=True)

@@ -54,6 +54,7 @@ def execute(
     notes: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda line: None,
+    starts: Callable[[], None] = lambda: None,
 ) -> str:
     """Replays a trace and stores the run; returns the run's id.
 
@@ -66,13 +67,14 @@ def execute(
         notes: further entries of the run's `settings`.
         watch: called after each row.
         say: gets a line now and then while an engine starts.
+        starts: called once trace, model and settings are known to fit together, before anything is asked.
 
     Ctrl-C ends the run early: what was measured is stored and the run is marked partial.
 
     Raises:
         ReplayError: the backend, model or trace do not fit together, or the results file cannot be written.
     """
-    run = _Run(trace, where, settings, store, name, notes, watch, say)
+    run = _Run(trace, where, settings, store, name, notes, watch, say, starts)
     return clock.run(run.play(), virtual=where.simulated)
 
 
@@ -122,14 +124,20 @@ class _Run:
         notes: Mapping[str, Any] | None,
         watch: Watch | None,
         say: Callable[[str], None],
+        starts: Callable[[], None],
     ):
         self.trace, self.where, self.settings, self.store = trace, where, settings, store
         self.name, self.notes, self.watch, self.say = name, notes or {}, watch, say
+        self.starts = starts
 
     async def play(self) -> str:
         run_clock = clock.RunClock()
         schedule = Schedule(self.trace, self.settings, self.where.max_context())
+        if not self.where.simulated:
+            self.starts()  # an engine may take minutes to come
         async with self._connect(run_clock, schedule) as backend:
+            if self.where.simulated:
+                self.starts()
             run_id = self.store.begin_run(self._description(schedule, backend))
             driver = Driver(schedule, backend, lambda row: self.store.add(row, run_id=run_id), self.watch)
             try:
@@ -140,11 +148,12 @@ class _Run:
                 raise
         self._store_scrapes(run_id, backend)
         self._store_events(run_id, backend)
+        self_check = self._self_check(schedule, backend, progress)
         self.store.finish_run(
             run_id,
-            status="partial" if progress.stopped or getattr(backend, "incomplete", None) else "complete",
+            status="partial" if progress.stopped or self_check["incomplete"] else "complete",
             duration_s=progress.now,
-            self_check=self._self_check(schedule, backend, progress),
+            self_check=self_check,
         )
         return run_id
 
@@ -216,6 +225,7 @@ class _Run:
             "loop_lag_p99_s": max((p for p in (_p99(progress.lag), lag) if p is not None), default=None),
             "peak_in_flight": progress.peak_in_flight,
             "dropped_turns": progress.dropped,
+            "incomplete": None if progress.stopped else getattr(backend, "incomplete", None),
             "skipped_idle_s": progress.skipped_s,
             "cache_before": about.get("cache_state_before_run") or about.get("cache_before") or "unknown",
             "timestamp_quantum_s": timestamp_quantum(self.trace),

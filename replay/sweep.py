@@ -180,8 +180,11 @@ def _measure(
 def _kept(point: Point, run: str, store: Store) -> Done:
     """A stored run; if it was interrupted, so is the sweep."""
     with store.reader() as con:
-        if queries.run(con, run)["status"] == "partial":
-            raise KeyboardInterrupt
+        stored = queries.run(con, run)
+    if incomplete := (stored["self_check"] or {}).get("incomplete"):
+        return Done(point, None, error=f"{incomplete}; its run {run} is partial")
+    if stored["status"] == "partial":
+        raise KeyboardInterrupt
     return Done(point, run)
 
 

@@ -171,9 +171,8 @@ def test_bad_options_are_one_line_with_the_fix(args: tuple[str, ...], expected: 
     target = () if "--target" in args else ("--target", "sim")
     result = replay("run", small, "--db", db, *args, *target)
     assert result.exit_code == 2
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("Simulating")]
-    assert len(lines) == 1
-    assert expected in lines[0]
+    (line,) = result.stderr.splitlines()  # and not, before it, that something is being simulated
+    assert expected in line
     assert not db.exists() or columns(db, "SELECT count(*) FROM runs") == [(0,)]
 
 
@@ -197,7 +196,8 @@ def test_an_unusable_results_file_is_refused_and_left_alone(small: Path, tmp_pat
     for db in (text, tmp_path / "no" / "such" / "folder.duckdb", tmp_path):
         result = replay("run", small, "--backend", "vllm", "--target", "sim", "--db", db)
         assert result.exit_code == 2, db
-        assert result.stderr.splitlines()[-1].startswith("replay: ")
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("replay: ")
     assert text.read_text() == "these are my notes"
 
 
@@ -248,6 +248,25 @@ def test_every_command_has_help_with_an_example():
         text = replay(name, "--help").stdout
         assert f"replay {name}" in text.split("Example", 1)[-1], name
         assert command.help, name
+
+
+@pytest.mark.parametrize("statement", ["", "  ", ";", "-- nothing but a comment"])
+def test_an_empty_statement_is_one_line(statement: str, small: Path, db: Path):
+    assert replay("run", small, "--backend", "vllm", "--target", "sim", "--db", db).exit_code == 0
+    result = replay("sql", statement, "--db", db)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "the statement is empty" in result.stderr
+
+
+def test_sessions_are_counted_the_same_everywhere(tmp_path: Path, db: Path):
+    path = tmp_path / "t.jsonl"
+    sub = '{"session":"a/sub","turn":0,"after":["a/0"],"pause":1,"append":[["y",512]],"output":4}'
+    other = FIRST.replace('"a"', '"b"')
+    path.write_text("\n".join([HEADER, FIRST, sub, other]) + "\n")
+    run = replay("run", path, "--backend", "vllm", "--target", "sim", "--db", db)
+    assert "3 sessions in 2 families, 3 turns" in run.stdout
+    assert "3 in 2 families" in replay("inspect", path).stdout
+    assert columns(db, "SELECT sessions, families FROM v_runs") == [(3, 2)]
 
 
 def test_report_formats_agree(small: Path, db: Path, tmp_path: Path):

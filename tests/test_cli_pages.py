@@ -62,6 +62,8 @@ def test_a_report_becomes_images(folder: Path, tmp_path: Path) -> None:
     [
         (("--format", "png"), "name a folder for them with -o"),
         (("--format", "svg", "--chart", "x", "-o", "charts"), "unknown chart 'x'"),
+        (("--format", "png", "-o", "p.png"), "p.png: 4 charts for one file; name a folder, or pick one of tokens, ttft"),
+        (("--format", "png", "--chart", "ttft", "-o", "p.svg"), "the images are png; name a .png file, or a folder"),
         (("--format", "html", "--chart", "ttft"), "use it with --format png or svg"),
         (("--format", "html", "-o", "/nowhere/r.html"), "/nowhere/r.html: cannot write: no such file or directory"),
     ],
@@ -106,5 +108,8 @@ def test_results_go_to_parquet_and_into_one_file(folder: Path, tmp_path: Path) -
     assert merged.exit_code == 0 and "2 runs added, 0 there already" in merged.stderr
     with open_results(tmp_path / "all.duckdb") as results:
         assert results.requests.shape[0] == 12
+    replay("run", folder / "t.jsonl", "--backend", "vllm", "--target", "sim", "--db", tmp_path / "one.duckdb")
+    single = replay("merge", tmp_path / "one.duckdb", "-o", tmp_path / "all.duckdb")
+    assert single.exit_code == 0 and "1 run added, 0 there already" in single.stderr
     itself = replay("merge", folder / "r.duckdb", "-o", folder / "r.duckdb")
     assert itself.exit_code == 2 and "cannot be merged into itself" in itself.stderr

@@ -229,7 +229,7 @@ def test_a_killed_sweep_goes_on_where_it_was_and_leaves_no_worker(long: Path, tm
     again = started(path, long, *MATRIX, "--jobs", "2", "--json")
     shown, said = again.communicate(timeout=120)
     assert again.returncode == 0, said
-    assert f"{len(kept)} of 8 points were in" in said
+    assert f"{len(kept)} of 8 points in" in said
     assert len(json.loads(shown)["points"]) == 8
     after = rows(path)
     assert len(after) == 8 and all(after[name] == kept[name] for name in kept)
@@ -400,3 +400,20 @@ def test_an_slo_points_to_the_good_side() -> None:
     assert slo("ttft_p95=2s").op == "<="
     assert slo("throughput=10").op == ">="
     assert slo("hit_share=90%").holds(0.95) and not slo("hit_share=90%").holds(0.85)
+
+
+def test_workers_share_a_sweeps_runs_and_are_refused_where_nothing_is_sent(tiny: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, tiny.header, tiny.turns)
+    said = CliRunner().invoke(main, ["sweep", str(path), "--backend", "vllm", "--target", "sim", "--workers", "2"])
+    assert said.exit_code == 2 and said.output.count("\n") == 1
+    assert "--workers: the engine model has one virtual clock" in said.output
+
+
+def test_a_sweep_says_what_it_simulates_only_if_it_can(tiny: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, tiny.header, tiny.turns)
+    common = ["sweep", str(path), "--backend", "vllm", "--target", "sim"]
+    for wrong in (["--gpu", "h20"], ["--model", "qwen3-8"], ["--db", str(tmp_path / "no" / "r.duckdb")]):
+        said = CliRunner().invoke(main, [*common, *wrong])
+        assert said.exit_code == 2 and said.output.count("\n") == 1, said.output

@@ -97,6 +97,18 @@ class Where:
             return f"Launching {self.preset.name} with {self.model} on this machine."
         return f"Asking {self.target}, taken to be {self.preset.name}."
 
+    def check(self) -> None:
+        """Looks up the profiles that ``sim`` needs.
+
+        Raises:
+            ReplayError: there is no such model or GPU.
+        """
+        if self.simulated:
+            from replay.engine import profiles
+
+            profiles.model(self.model or DEFAULT_MODEL)
+            profiles.gpu(self.gpu or DEFAULT_GPU)
+
     def max_context(self) -> int | None:
         """Longest prompt and output together, where it is known before the run."""
         if not self.simulated:

@@ -33,13 +33,15 @@ def query(path: str | Path, sql: str, fmt: Format = "table", *, width: int = 80)
         width: columns of the terminal.
 
     Raises:
-        ReplayError: the file cannot be read, or DuckDB refuses the query.
+        ReplayError: the file cannot be read, or DuckDB refuses the query or has no result for it.
     """
     con, _ = open_live(path)
     try:
         con.execute(sql)
         names = [column[0] for column in con.description or ()]
-        rows = con.fetchall() if names else []
+        if not names:
+            raise ReplayError('SQL: no result, as the statement is empty; try replay sql "SELECT * FROM v_runs"')
+        rows = con.fetchall()
     except duckdb.Error as error:
         raise ReplayError(f"SQL: {describe(error)}") from error
     finally:

@@ -56,7 +56,7 @@ def verdict(
         status: of the run; only ``complete`` can be valid.
     """
     invalid, partial, warnings = _Reasons(), _Reasons(), _Reasons()
-    _completeness(checks, status, invalid, partial)
+    _completeness(checks, status, self_check.get("incomplete"), invalid, partial)
     _requests(checks, self_check, invalid, partial)
     _counters(counters, invalid, partial)
     _client(checks, self_check, invalid, partial)
@@ -71,8 +71,10 @@ class _Reasons(list[str]):
             self.append(reason)
 
 
-def _completeness(checks: Mapping[str, Any], status: str, invalid: _Reasons, partial: _Reasons) -> None:
-    partial.add_if(status == "partial", "the run was stopped before its end")
+def _completeness(
+    checks: Mapping[str, Any], status: str, incomplete: str | None, invalid: _Reasons, partial: _Reasons
+) -> None:
+    partial.add_if(status == "partial", incomplete or "the run was stopped before its end")
     partial.add_if(status == "running", "the run has not ended")
     invalid.add_if(not checks["ok"] and status == "complete", "no request succeeded")
     partial.add_if(bool(checks["cancelled"]), f"{units.count(checks['cancelled'], 'request')} cancelled")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ class Slow:
         self.active = self.peak = 0
         self.fifth = threading.Event()
         """Set once five requests are in."""
+        self.hurry = threading.Event()
+        """Set by a test that has seen enough requests wait: all are answered."""
 
     async def serve(self, ready: Callable[[str], None]) -> None:
         app = web.Application(client_max_size=1 << 28)
@@ -108,7 +111,9 @@ class Slow:
         self.peak = max(self.peak, self.active)
         try:
             body = await request.json()
-            await asyncio.sleep(self.wait_s)
+            ends = time.monotonic() + self.wait_s
+            while time.monotonic() < ends and not self.hurry.is_set():
+                await asyncio.sleep(min(0.02, self.wait_s))
             usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
             usage["prompt_tokens_details"] = {"cached_tokens": 0}
             lines = [{"choices": [{"index": 0, "text": " a"}]}, {"choices": [], "usage": usage}]

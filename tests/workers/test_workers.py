@@ -131,6 +131,17 @@ def command(kit: Any, slow: Any, tmp_path: Path) -> Any:
         process.communicate()
 
 
+def test_a_command_that_lost_a_worker_exits_1_and_says_so(command: Any, slow: Any, tmp_path: Path) -> None:
+    process = command()
+    victim = next(int(path.parent.name) for path in processes(process.pid) if b"spawn_main" in path.read_bytes())
+    os.kill(victim, signal.SIGKILL)
+    slow[0].hurry.set()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert "was killed by signal 9" in output and "stopped before its end" not in output
+    assert "Traceback" not in output
+
+
 def gone(group: int) -> bool:
     """Whether no process of a group is left, after a moment."""
     for _ in range(100):

@@ -63,18 +63,24 @@ def save(
     Args:
         figures: the charts.
         kind: of image.
-        output: a folder, made where missing; with `only`, it may be a file that ends in ``.png`` or ``.svg``.
+        output: a folder, made where missing; for one chart it may be a file that ends in ``.png`` or ``.svg``.
         mark: the line below each title: which run, and whether it is simulated.
         only: name of the one chart to write.
 
     Raises:
-        ReplayError: no such chart, or it cannot be written.
+        ReplayError: no such chart, several charts for one file, or it cannot be written.
     """
     if only is not None and all(figure.name != only for figure in figures):
         raise unknown_name("chart", only, [figure.name for figure in figures])
     output = Path(output)
     chosen = [figure for figure in figures if only in (None, figure.name)]
-    is_file = output.suffix == f".{kind}" and only is not None
+    is_file = output.suffix in (".png", ".svg") and not output.is_dir()
+    if is_file and output.suffix != f".{kind}":
+        raise ReplayError(f"-o {output}: the images are {kind}; name a .{kind} file, or a folder")
+    if is_file and len(chosen) > 1:
+        names = ", ".join(figure.name for figure in chosen)
+        raise ReplayError(f"-o {output}: {len(chosen)} charts for one file; name a folder, or pick one of {names} "
+                          "with --chart")  # fmt: skip
     files = [output if is_file else output / f"{figure.name}.{kind}" for figure in chosen]
     try:
         files[0].parent.mkdir(parents=True, exist_ok=True)
