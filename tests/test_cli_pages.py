@@ -62,7 +62,7 @@ def test_a_report_becomes_images(folder: Path, tmp_path: Path) -> None:
     [
         (("--format", "png"), "name a folder for them with -o"),
         (("--format", "svg", "--chart", "x", "-o", "charts"), "unknown chart 'x'"),
-        (("--format", "png", "-o", "p.png"), "p.png: 4 charts for one file; name a folder, or pick one of tokens, ttft"),
+        (("--format", "png", "-o", "p.png"), "p.png: 5 charts for one file; name a folder, or pick one of tokens"),
         (("--format", "png", "--chart", "ttft", "-o", "p.svg"), "the images are png; name a .png file, or a folder"),
         (("--format", "html", "--chart", "ttft"), "use it with --format png or svg"),
         (("--format", "html", "-o", "/nowhere/r.html"), "/nowhere/r.html: cannot write: no such file or directory"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,10 +83,13 @@ class Slow:
         self.active = self.peak = 0
         self.fifth = threading.Event()
         """Set once five requests are in."""
-        self.hurry = threading.Event()
-        """Set by a test that has seen enough requests wait: all are answered."""
+
+    def answer_all(self) -> None:
+        """Answers those that wait, and others at once, for a test that has seen enough of them; from any thread."""
+        self._loop.call_soon_threadsafe(self._enough.set)
 
     async def serve(self, ready: Callable[[str], None]) -> None:
+        self._loop, self._enough = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application(client_max_size=1 << 28)
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._complete)])
         runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
@@ -111,9 +113,8 @@ class Slow:
         self.peak = max(self.peak, self.active)
         try:
             body = await request.json()
-            ends = time.monotonic() + self.wait_s
-            while time.monotonic() < ends and not self.hurry.is_set():
-                await asyncio.sleep(min(0.02, self.wait_s))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._enough.wait(), self.wait_s)
             usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
             usage["prompt_tokens_details"] = {"cached_tokens": 0}
             lines = [{"choices": [{"index": 0, "text": " a"}]}, {"choices": [], "usage": usage}]
