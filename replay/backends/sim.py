@@ -12,6 +12,7 @@ from replay.engine import profiles
 from replay.engine.cost import cost_model
 from replay.engine.engine import Engine, EngineRestarted
 from replay.engine.job import Job
+from replay.engine.pace import Pace, pace
 from replay.errors import ReplayError
 from replay.load.events import CacheEvent
 from replay.load.outcome import Clock, Outcome, Request
@@ -19,6 +20,8 @@ from replay.trace import PrefixTree
 from replay.trace.tree import BlockIds
 
 GIB = 2**30
+Ahead = Callable[[], Pace | None]
+"""The steps of the engine under way, as one request sees them; times are those of its client."""
 
 
 class SimBackend:
@@ -72,14 +75,14 @@ class SimBackend:
         return self._events.rows
 
     async def send(
-        self, request: Request, on_first_token: Callable[[float], None] | None = None, spent: float = 0.0
+        self, request: Request, on_first_token: Callable[[float, Ahead], None] | None = None, spent: float = 0.0
     ) -> Outcome:
         """Runs one request through the engine model.
 
         Args:
             request: what is asked.
             on_first_token: called when the model has the first token, with the time on the event loop at
-                which the client is to have it.
+                which the client is to have it, and what tells of the tokens after it.
             spent: seconds that a real server in front of the model has spent on the request already, which
                 count as part of the engine's overhead.
         """
@@ -91,7 +94,7 @@ class SimBackend:
         job = self._job(request, output)
         if on_first_token is not None:
             rest = self.engine.trailing_overhead(job.prompt, spent)
-            job.on_first_token = lambda when: on_first_token(when + rest)
+            job.on_first_token = lambda when: on_first_token(when + rest, lambda: _later(pace(self.engine, job), rest))
         origin = asyncio.get_running_loop().time() - sent
         try:
             await self.engine.run(job, self._given(self._blocks), self._given(self._chunks), spent)
@@ -184,3 +187,8 @@ class SimBackend:
         actual = self.cost.prefill_seconds(job.prompt - served, served)
         rest = max(1, job.prompt - job.ideal)
         return actual - min(actual, self.cost.prefill_seconds(rest, job.prompt - rest))
+
+
+def _later(steps: Pace | None, seconds: float) -> Pace | None:
+    """The same steps, whose tokens reach the client so much later."""
+    return steps and steps._replace(start=steps.start + seconds, end=steps.end + seconds)

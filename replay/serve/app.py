@@ -1,9 +1,7 @@
 """The HTTP side of the server: OpenAI's completions and chat, vLLM's metrics and reset.
 
 Usage says which tier served the prompt, under ``prompt_tokens_details.tiers``, and ``replay`` what was
-lost; both are marked as simulated. Of a streamed output the first token comes when the model has it,
-the others together at the end: the model knows when an output ends, not when each token of a stretch
-of decode steps comes.
+lost; both are marked as simulated. A streamed output comes token by token, when the model has each.
 """
 
 from __future__ import annotations
@@ -17,12 +15,13 @@ import numpy as np
 from aiohttp import web
 
 from replay.backends.preset import Preset
-from replay.backends.sim import SimBackend
+from replay.backends.sim import Ahead, SimBackend
 from replay.errors import ReplayError
 from replay.load.clock import RunClock
 from replay.load.outcome import Outcome, Request
 from replay.serve.faults import Fault
 from replay.serve.metrics import Metrics
+from replay.serve.pace import decoded
 from replay.serve.prompts import Ids, Prompts
 from replay.trace import Turn
 
@@ -119,11 +118,11 @@ class Reply:
         ids = self._prompt(fields)
         request, generated = self._request(fields, ids)
         self.name = request.id
-        first: asyncio.Future[float] = loop.create_future()
+        first: asyncio.Future[tuple[float, Ahead]] = loop.create_future()
         self.server.metrics.running += 1
         # What this server takes to read a prompt, a real one does too, and the model's overhead has it.
         spent = read - began + loop.time() - asked
-        task = asyncio.create_task(self.server.backend.send(request, first.set_result, spent))
+        task = asyncio.create_task(self.server.backend.send(request, lambda *came: first.set_result(came), spent))
         try:
             if fields.get("stream"):
                 return await self._stream(fields, task, first, generated)
@@ -188,25 +187,34 @@ class Reply:
         return outcome
 
     async def _stream(
-        self, fields: dict[str, Any], task: asyncio.Task[Outcome], first: asyncio.Future[float], generated: Ids
+        self,
+        fields: dict[str, Any],
+        task: asyncio.Task[Outcome],
+        first: asyncio.Future[tuple[float, Ahead]],
+        generated: Ids,
     ) -> web.StreamResponse:
         either: list[asyncio.Future[Any]] = [first, task]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not first.done():
             self._checked(task.result())
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, first.result() - loop.time()))
+        at, ahead = first.result()
+        await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(self.http)
         show_ids = bool(fields.get("return_token_ids"))
         await response.write(self._event(0, generated, show_ids, len(generated)))
         await self._mid_faults(response)
+        sent = 1
+        async for number in decoded(at, ahead, task, len(generated) - 1):
+            events = [self._event(i, generated, show_ids, len(generated)) for i in range(sent, number)]
+            await response.write(b"".join(events))
+            sent = number
         outcome = await task
         if outcome.status != "ok":
             await response.write(_event({"error": {"message": outcome.error, "type": "InternalServerError"}}))
         else:
             self.server.metrics.add(outcome)
-            rest = [self._event(i, generated, show_ids, len(generated)) for i in range(1, len(generated))]
+            rest = [self._event(i, generated, show_ids, len(generated)) for i in range(sent, len(generated))]
             if (fields.get("stream_options") or {}).get("include_usage") and "no-usage" not in self.faults:
                 rest.append(_event(self._head() | {"choices": [], **_usage(outcome)}))
             await response.write(b"".join(rest) + b"data: [DONE]\n\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,9 +24,9 @@ Use = Callable[[str, Server], Awaitable[Any]]
 def serving() -> Callable[..., Any]:
     """Runs a coroutine function against a server and returns its result."""
 
-    def serving(use: Use, *faults: str, preset: Preset | None = None) -> Any:
+    def serving(use: Use, *faults: str, preset: Preset | None = None, model: str = MODEL) -> Any:
         async def main() -> Any:
-            async with SimBackend(preset or load("vllm"), MODEL, GPU, RunClock()) as backend:
+            async with SimBackend(preset or load("vllm"), model, GPU, RunClock()) as backend:
                 server = Server(backend, [parse_fault(fault) for fault in faults])
                 runner = await start(server, "127.0.0.1", 0)
                 try:
@@ -48,3 +49,15 @@ def ask() -> Callable[..., Any]:
             return reply.status, await reply.json()
 
     return ask
+
+
+@pytest.fixture
+def arrivals() -> Callable[..., Any]:
+    """Streams a completion; returns when each event with a token came."""
+
+    async def arrivals(url: str, prompt: list[int], tokens: int) -> list[float]:
+        body = {"prompt": prompt, "max_tokens": tokens, "stream": True}
+        async with aiohttp.ClientSession() as session, session.post(url + "/v1/completions", json=body) as reply:
+            return [time.monotonic() async for line in reply.content if line.startswith(b"data: {")]
+
+    return arrivals

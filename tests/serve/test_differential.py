@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import statistics
+from itertools import pairwise
 from typing import Any
+
+import pytest
 
 from replay.backends.http import HttpBackend
 from replay.backends.preset import load
@@ -36,9 +41,11 @@ def agents() -> Trace:
     return Trace(Header(format="replay-trace", version=1, name="agents"), turns)
 
 
-async def play(backend: Backend, clock: RunClock, outputs: str) -> dict[str, dict[str, Any]]:
+async def play(
+    backend: Backend, clock: RunClock, outputs: str, trace: Trace | None = None
+) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
-    schedule = Schedule(agents(), Settings(outputs=outputs))
+    schedule = Schedule(trace or agents(), Settings(outputs=outputs))
 
     def take(row: dict[str, Any]) -> None:
         rows[f"{row['session']}/{row['turn']}"] = row
@@ -76,3 +83,57 @@ def test_http_in_real_time_gives_the_same_tokens_per_tier_and_the_same_waits(ser
     }
     middle = len(real) // 2
     assert 0 <= waits["real"][middle] - waits["virtual"][middle] < 0.1
+
+
+# Steps of about 20 ms: slow enough for a busy machine to keep their pace.
+SLOW = "qwen3-32b"
+VLLM = load("vllm")
+
+
+def decoders() -> Trace:
+    """Six sessions that decode at the same time, each joining the others in their midst."""
+    turns = [
+        Turn(session=f"s{n}", turn=0, at=0.15 * n, append=[(f"{n}", 400 + 50 * n)], output=30 + 4 * n) for n in range(6)
+    ]
+    return Trace(Header(format="replay-trace", version=1, name="decoders"), turns)
+
+
+def median_itl(rows: dict[str, dict[str, Any]]) -> float:
+    """Median over requests of the mean time between their tokens, in seconds."""
+    return statistics.median(
+        (row["last_token"] - row["first_token"]) / (row["output_tokens"] - 1) for row in rows.values()
+    )
+
+
+def test_the_time_between_tokens_over_http_is_that_of_the_virtual_clock(serving: Any) -> None:
+    async def over_http(url: str, _: Any) -> dict[str, dict[str, Any]]:
+        clock = RunClock()
+        async with HttpBackend(url, VLLM, Content(0), clock, outputs="recorded", scrape_s=None) as backend:
+            return await play(backend, clock, "recorded", decoders())
+
+    async def virtual() -> dict[str, dict[str, Any]]:
+        clock = RunClock()
+        async with SimBackend(VLLM, SLOW, "h200", clock) as backend:
+            return await play(backend, clock, "recorded", decoders())
+
+    real, model = median_itl(serving(over_http, preset=VLLM, model=SLOW)), median_itl(run(virtual(), virtual=True))
+    assert 0.01 < model < 0.05
+    assert real == pytest.approx(model, rel=0.15)
+
+
+def test_a_streamed_output_comes_token_by_token_at_the_models_pace(serving: Any, arrivals: Any) -> None:
+    async def use(url: str, _: Any) -> tuple[list[float], list[float]]:
+        async def later(number: int) -> list[float]:
+            await asyncio.sleep(0.2 * number)
+            return await arrivals(url, [number] * 300, 40)
+
+        return tuple(await asyncio.gather(later(0), later(1)))  # the second cuts into the steps of the first
+
+    for times in serving(use, preset=VLLM, model=SLOW):
+        assert len(times) == 40
+        even = (times[-1] - times[0]) / 39
+        gaps = [after - before for before, after in pairwise(times)]
+        assert 0.01 < even < 0.05
+        assert even / 2 < statistics.median(gaps) < even * 2
+        # Of a burst at the end nothing has come by then.
+        assert sum(at < times[0] + (times[-1] - times[0]) / 2 for at in times) > 10
