@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +178,16 @@ def run(
     settings = Settings(**options)
     read = _trace(trace)
 
+    progress = _progress(len(read), shown=not as_json, later=True)
+
     def starts() -> None:
         if not as_json:
             click.echo(where.announce(), err=True)
+        progress.start()
 
     with Store.create_or_open(db) as store:
-        with _progress(len(read), shown=not as_json) as watch:
-            run_id = runs.execute(read, where, settings, store, name=name, watch=watch, say=_say, starts=starts)
+        with progress as watch:
+            run_id = runs.execute(read, where, settings, store, name=name, watch=watch, say=progress.say, starts=starts)
         result = report(store, run_id)
     if as_json:
         click.echo(result.json())
@@ -204,27 +208,34 @@ def _say(line: str) -> None:
 class _progress:
     """A progress bar on stderr where that is a terminal; a context manager that gives the watcher."""
 
-    def __init__(self, total: int, shown: bool):
+    def __init__(self, total: int, shown: bool, later: bool = False):
+        """`later`: it appears with `start`, not at once."""
         self.shown = shown and sys.stderr.isatty()
         self.total = total
+        self.later = later
 
     def __enter__(self) -> Any:
         if not self.shown:
             return None
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from replay.cli_progress import bar
 
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        self.bar = bar()
         self.task = self.bar.add_task("replaying", total=self.total)
-        self.bar.start()
+        if not self.later:
+            self.bar.start()
         return self._update
+
+    def start(self) -> None:
+        """Shows it."""
+        if self.shown:
+            self.bar.start()
+
+    def say(self, line: str) -> None:
+        """Shows a line in the bar's place, or beside it."""
+        if self.shown:
+            self.bar.update(self.task, description=line)
+        else:
+            _say(line)
 
     def _update(self, progress: Any) -> None:
         self.bar.update(
@@ -232,6 +243,7 @@ class _progress:
             completed=progress.done,
             total=progress.total,
             description=f"replaying, {progress.in_flight} in flight, run time {progress.now:,.0f} s",
+            until=None if progress.ends is None else time.monotonic() + progress.ends - progress.now,
         )
 
     def __exit__(self, *exc: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,32 @@ def _read(descriptor: int) -> bytes:
         return os.read(descriptor, 65_536)
     except OSError:  # Linux's way to say that the other end is closed
         return b""
+
+
+def test_a_long_pause_is_foretold_on_the_progress_line(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(
+        '{"format":"replay-trace","version":1,"name":"t"}\n'
+        '{"session":"a","turn":0,"at":0,"append":[["x",64]],"output":4}\n'
+        '{"session":"a","turn":1,"pause":36000,"append":[["y",64]],"output":4}\n'
+    )
+    env = environment(tmp_path / "r.duckdb", TERM="xterm-256color", COLUMNS="100")
+    serve = [sys.executable, "-m", "replay", "serve", "--backend", "vllm", "--port", "0"]
+    with subprocess.Popen(serve, env=env, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        ours, theirs = pty.openpty()
+        run = [sys.executable, "-m", "replay", "run", str(trace), "--backend", "vllm", "--target", url]
+        with subprocess.Popen(run, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            os.close(theirs)
+            read = bytearray()
+            while b"to go" not in read and (chunk := _read(ours)):
+                read += chunk
+            process.send_signal(signal.SIGINT)
+            while chunk := _read(ours):
+                read += chunk
+            os.close(ours)
+        server.terminate()
+    assert b"at least 10.0 h to go" in read, read.decode()
+    assert b"1 of 2 requests answered" in read
+    assert process.returncode == 130

@@ -16,11 +16,13 @@ from typing import Any
 
 from replay.load.clock import RunClock, VirtualLoop, sample_lag, undisturbed
 from replay.load.outcome import Backend, Outcome
+from replay.load.remaining import Remaining
 from replay.load.row import row
 from replay.load.schedule import Schedule
 
 # Timers fire a rounding error early; a microsecond is far below what any clock here resolves.
 _TICK = 1e-6
+_LOOK_S = 0.5
 
 Sink = Callable[[dict[str, Any]], None]
 
@@ -41,6 +43,8 @@ class Progress:
     """Seconds from the run's start."""
     skipped_s: float = 0.0
     """Idle seconds jumped over (``--skip-idle``), less those of a restart."""
+    ends: float | None = None
+    """When the run ends at the earliest, given its pauses to come; null where not known, or nobody watches."""
     drift: list[float] = field(default_factory=list)
     """Seconds from due to sent, per step."""
     lag: list[float] = field(default_factory=list)
@@ -85,6 +89,8 @@ class Driver:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._fault: Exception | None = None
         self._restart_at = schedule.settings.restart_at
+        self._remaining: Remaining | None = None
+        self._looks_next = 0.0
 
     async def run(self, clock: RunClock) -> Progress:
         """Sends everything and returns when the last answer is in, or after `stop`.
@@ -100,12 +106,15 @@ class Driver:
         self._families = self._group_families()
         self._queue = deque(sorted(range(len(self._families)), key=self._family_start))
         self._slots = self._settings.concurrency or len(self._queue)
+        loop = asyncio.get_running_loop()
+        virtual = isinstance(loop, VirtualLoop)
+        if self._watch is not None and not virtual:
+            self._remaining = Remaining(self.schedule)
         self._began = clock.now()
         self._open_families()
         if self._settings.concurrency is None:
             self._began = clock.now()  # to open many sessions takes a while, and none is late for it
-        loop = asyncio.get_running_loop()
-        lag = None if isinstance(loop, VirtualLoop) else loop.create_task(sample_lag(self.progress.lag))
+        lag = None if virtual else loop.create_task(sample_lag(self.progress.lag))
         with undisturbed(loop):
             try:
                 await self._play()
@@ -299,7 +308,18 @@ class Driver:
             self._slots += 1
         self._wake.set()
         if self._watch is not None:
+            self._look_ahead(index, failed=values["status"] != "ok")
             self._watch(self.progress)
+
+    def _look_ahead(self, ended: int, *, failed: bool) -> None:
+        """Says how long the run goes on at least; now and then, as there may be many steps to look at."""
+        now = self._now()
+        if self._remaining is None or now < self._looks_next:
+            return
+        self._looks_next = now + _LOOK_S
+        in_flight = (index for index in self._tasks if index != ended or not failed)
+        left = self._remaining.seconds(now, self._timers, in_flight, self._queue)
+        self.progress.ends = None if left is None else self.progress.now + left
 
     async def _finish(self) -> None:
         tasks = list(self._tasks.values())

@@ -12,6 +12,7 @@ from replay.errors import ReplayError
 from replay.load import clock
 from replay.load.driver import Driver, Progress
 from replay.load.outcome import Outcome, Request
+from replay.load.remaining import Remaining
 from replay.load.schedule import Schedule, Settings
 from replay.trace import Header, Trace, Turn
 
@@ -241,3 +242,52 @@ def test_a_sink_that_fails_ends_the_run_with_its_error():
 
     with pytest.raises(ReplayError, match="disk full"):
         clock.run(main(), virtual=True)
+
+
+def foretold(turns: list[Turn], failing: frozenset[str] = frozenset(), **settings) -> tuple[list[float | None], float]:
+    """What the driver says after each row of when the run ends at the earliest, and when it did."""
+    schedule = Schedule(Trace(HEADER, turns), Settings(**settings))
+    said: list[float | None] = []
+
+    async def main() -> Progress:
+        driver = Driver(schedule, Server(0.25, failing), lambda row: None, lambda progress: said.append(progress.ends))
+        driver._remaining = Remaining(schedule)  # on the virtual clock nobody waits, so it does not look ahead itself
+        return await driver.run(clock.RunClock())
+
+    return said, clock.run(main(), virtual=True).now
+
+
+def test_the_pauses_to_come_say_how_long_a_run_lasts_at_least():
+    chain = [turn("a", 0), turn("a", 1, pause=100.0), turn("a", 2, pause=20.0)]
+    said, end = foretold([*chain, turn("b", 0, at=90.0)])
+    assert said[0] == 120.25, "after the first answer at 0.25 s: both pauses"
+    assert end == 120.75
+    said, _ = foretold([turn("a", 0), turn("a", 1, pause=3.0), turn("b", 0, at=500.0)])
+    assert said[0] == 500.0, "the span of the trace"
+    said, end = foretold([step for n in range(6) for step in (turn(f"s{n}", 0), turn(f"s{n}", 1, pause=60.0))],
+                         concurrency=2)  # fmt: skip
+    assert 120 < said[0] <= end == pytest.approx(181.5)
+    assert foretold(chain, skip_idle=True)[0] == [None, None, None]
+    assert foretold(chain, frozenset(["a/0"]))[0][0] in (None, 0.25), "what depends on a failed turn is never sent"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.floats(0, 50), st.floats(0, 90), st.integers(-3, 20)), min_size=1, max_size=20
+    ),
+    st.sampled_from([None, 1, 2]),
+    st.booleans(),
+)
+def test_a_run_never_ends_before_it_was_said_to(drawn, concurrency: int | None, absolute: bool):
+    turns: list[Turn] = []
+    numbers: dict[str, int] = {}
+    for session, pause, at, waits_for in drawn:
+        name = f"s{session}"
+        number = numbers[name] = numbers.get(name, -1) + 1
+        more = {}
+        if 0 <= waits_for < len(turns):
+            other = turns[waits_for]
+            more["after"] = [f"{other.session}/{other.turn}", *([f"{name}/{number - 1}"] if number else [])]
+        turns.append(turn(name, number, pause=pause, at=at, **more))
+    said, end = foretold(turns, concurrency=concurrency, absolute=absolute and concurrency is None)
+    assert all(time is None or time <= end + 1e-6 for time in said)
