@@ -26,5 +26,5 @@ class ToGo(ProgressColumn):
 
 def bar() -> Progress:
     """The bar; it goes when it ends."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeElapsedColumn(), ToGo())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    done = (TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn())
+    return Progress(*done, TimeElapsedColumn(), ToGo(), console=Console(stderr=True), transient=True)
