@@ -3,7 +3,8 @@
 Replies with CHUNKS content events and a usage event, in one write or, with ``--split``, with the first
 event alone. It does as little as possible per byte, so that what is measured is the client. ``GET /log``
 returns a row a request and clears them: ``[request id, head read, body read, first write, body bytes]``,
-on the machine's monotonic clock, which client processes share.
+on the machine's monotonic clock, which client processes share. ``GET /count`` returns how many requests
+came, and the CPU seconds that this server has used.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _Replies:
         usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self.chunks,
-            "prompt_tokens_details": {"cached_tokens": prompt_tokens // 2},
+            "prompt_tokens_details": {"cached_tokens": 0},
         }
         event = json.dumps({"id": "cmpl-1", "model": "null", "choices": [], "usage": usage}).encode()
         return _chunk(event) + _chunk(b"[DONE]") + b"0\r\n\r\n"
@@ -64,6 +65,7 @@ class _Replies:
 class _Protocol(asyncio.BufferedProtocol):
     """Reads into one buffer, looks at heads, and counts the bytes of bodies without keeping them."""
 
+    answered = 0
     _buffer = memoryview(bytearray(1 << 20))
 
     def __init__(self, replies: _Replies, split: bool, log: list[list[object]]):
@@ -113,12 +115,15 @@ class _Protocol(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_soon(self._transport.write, rest)
         else:
             self._transport.write(first + rest)
+        _Protocol.answered += 1
         self._log.append([name.group(1).decode() if name else "", self._head_at, read_at, wrote_at, self._size])
 
     def _other(self, path: bytes) -> None:
         if path == b"/log":
             self._transport.write(_document(json.dumps(self._log).encode()))
             self._log.clear()
+        elif path == b"/count":
+            self._transport.write(_document(json.dumps([self.answered, time.process_time()]).encode()))
         else:
             self._transport.write(_document(_MODELS if b"models" in path else b"{}"))
 
