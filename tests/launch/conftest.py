@@ -51,6 +51,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path == "/v1/completions" and mode == "vanishes":
+            os._exit(7)
         if self.path == "/v1/completions" and mode == "refuses":
             return self.reply(b'{"error": "no such model"}', 404)
         print("POST", self.path, flush=True)

@@ -10,9 +10,9 @@ import pytest
 
 from replay.backends.connect import default_target
 from replay.backends.launch import lmcache, mooncake, sglang, vllm
-from replay.backends.launch.command import Command, Options, Services, environment
+from replay.backends.launch.command import Command, Options, Services, environment, free_port
 from replay.backends.launch.probe import Gpu, Probe, can_launch, probe
-from replay.backends.launch.services import plan
+from replay.backends.launch.services import of_instance, plan, with_disk_folder
 from replay.backends.preset import load
 from replay.errors import ReplayError
 
@@ -219,12 +219,65 @@ def test_the_users_own_arguments_and_variables_come_last(services):
     assert made.env["VLLM_SERVER_DEV_MODE"] == "0"
 
 
-def test_two_instances_need_two_gpus_and_get_one_each(services):
-    with pytest.raises(ReplayError, match=r"needs 2 GPUs.*has 1; lower it with --set instances=1"):
-        command(services, "vllm", "instances=2")
-    two = Probe("python3", VERSIONS, flags=FLAGS, gpus=H200.gpus * 2)
-    made = vllm.serve(load("vllm", ["instances=2"]), Options("m"), two, services, port=1, instance=1)
-    assert made.env["CUDA_VISIBLE_DEVICES"] == "1"
+def devices(services: Services, where: Probe, name: str, *sets: str) -> list[str | None]:
+    """What each instance of a preset sees of the GPUs."""
+    preset = load(name, sets)
+    serve = sglang.serve if preset.engine == "sglang" else vllm.serve
+    made = [serve(preset, Options("m"), where, services, port=1, instance=n) for n in range(preset.instances)]
+    return [each.env.get("CUDA_VISIBLE_DEVICES") for each in made]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_each_instance_gets_gpus_of_its_own(services, engine, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    four = replace(H200, gpus=H200.gpus * 4)
+    assert devices(services, four, engine, "instances=3") == ["0", "1", "2"]
+    assert devices(services, four, engine, "instances=2", "tensor_parallel=2") == ["0,1", "2,3"]
+    assert devices(services, four, engine, "tensor_parallel=4") == [None], "one instance gets what there is"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 1")
+    assert devices(services, four, engine, "instances=2") == ["3", "1"], "only those that the user lets it see"
+    assert devices(services, four, engine, "instances=2", "launch.env={CUDA_VISIBLE_DEVICES: '0,2'}") == ["0", "2"]
+    assert devices(services, CPU, engine, "instances=2") == [None, None]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("sets", "visible", "said"),
+    [
+        (("instances=2",), None, r"needs 2 GPUs \(2 instances\), this machine has 1; lower it with --set instances=1$"),
+        (("instances=2", "tensor_parallel=2"), None, r"needs 4 GPUs \(2 instances of 2 GPUs\), .*tensor_parallel=1$"),
+        (("tensor_parallel=2",), None, r"needs 2 GPUs \(1 instance of 2 GPUs\), .* has 1; .*tensor_parallel=1$"),
+        (("instances=3",), "4,5", r"needs 3 GPUs \(3 instances\), CUDA_VISIBLE_DEVICES names 2; .* instances=2$"),
+    ],
+)
+def test_fewer_gpus_than_needed_are_one_line(services, engine, sets, visible, said, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ReplayError, match=said):
+        command(services, engine, *sets)
+
+
+def test_ports_are_not_those_of_outgoing_connections_and_no_two_are_the_same():
+    ports = [free_port() for _ in range(50)]
+    assert len(set(ports)) == 50
+    local = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if local.exists():
+        assert max(ports) < max(32_768, int(local.read_text().split()[0]))
+
+
+def test_each_instance_has_a_disk_tier_of_its_own_unless_a_server_holds_it_for_all(tmp_path):
+    disk = f"tiers.disk={{gib: 0.001, path: {tmp_path}}}"
+    apart = with_disk_folder(load("lmcache-disk", [disk, "instances=2"]), tmp_path)
+    folders = [Path(of_instance(apart, n).tiers.disk.path) for n in range(2)]
+    assert folders == [tmp_path / "instance-0", tmp_path / "instance-1"]
+    assert all(folder.is_dir() for folder in folders)
+    for shared in ("connector=lmcache-mp", "instances=1"):
+        preset = with_disk_folder(load("lmcache-disk", [disk, "instances=2", shared]), tmp_path)
+        assert of_instance(preset, 1).tiers.disk.path == str(tmp_path)
+    huge = load("lmcache-disk", [f"tiers.disk={{gib: 9000000, path: {tmp_path}}}", "instances=2"])
+    with pytest.raises(ReplayError, match=r"is 9e\+06 for each of 2 instances, .* GiB free"):
+        with_disk_folder(huge, tmp_path)
 
 
 def test_a_tier_without_its_memory_is_refused(services):

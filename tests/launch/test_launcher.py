@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,52 @@ def test_an_engine_that_never_answers_is_stopped_and_reported(fake_vllm, tmp_pat
     with pytest.raises(ReplayError, match="did not answer within 1 s"):
         start(tmp_path, pids, mode="deaf", timeout_s=1.0, progress=lines.append)
     assert any(line.startswith("starting vllm-0: 0 s") for line in lines)
+
+
+class _Yes(BaseHTTPRequestHandler):
+    """Says 200 to anything."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_another_server_at_the_engines_port_is_not_taken_for_it(fake_vllm, tmp_path, monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Yes) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        monkeypatch.setattr("replay.backends.launch.launcher.free_port", lambda: other.server_port)
+        try:
+            with pytest.raises(ReplayError, match=r"vllm-0 ended with exit code 1 .*Address already in use"):
+                start(tmp_path, pids)
+        finally:
+            other.shutdown()
+            thread.join()
+
+
+def test_an_engine_that_goes_away_before_its_first_request_is_an_error(fake_vllm, tmp_path):
+    with pytest.raises(ReplayError, match=r"vllm-0 ended with exit code 7|does not answer its first request"):
+        start(tmp_path, pids, mode="vanishes")
+
+
+def test_capacities_are_those_of_all_instances(fake_gpu, tmp_path, monkeypatch):
+    smi = fake_gpu / "bin" / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771'\necho 'NVIDIA H200, 143771'\n")
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+
+    async def look(launched):
+        return launched.describe()["capacity_tokens"], launched.engine_logs
+
+    sets = ("instances=2", "connector=lmcache", "tiers.cpu.gib=1")
+    capacity, logs = start(tmp_path, look, *sets, model=str(tmp_path))
+    assert capacity == {"gpu": 3200, "cpu": 2 * (2**30 // 147_456)}
+    assert logs == [tmp_path / "logs/vllm-0.log", tmp_path / "logs/vllm-1.log"]
 
 
 def test_an_engine_that_refuses_its_first_request_is_an_error(fake_vllm, tmp_path):

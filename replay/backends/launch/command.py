@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
+import random
 import re
 import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from replay.errors import ReplayError
 
 LOOPBACK = "127.0.0.1"
 _SECRET = re.compile(r"key|token$|secret|password", re.IGNORECASE)
@@ -72,12 +76,26 @@ class Services:
         return self.scratch / "lmcache-events.jsonl"
 
 
+# Below those that systems hand out for outgoing connections, of which one could take the port of a server while that
+# starts or restarts.
+_PORTS = range(15_000, 32_000)
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port that nothing listens on now."""
-    with socket.socket() as sock:
-        sock.bind((LOOPBACK, 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A TCP port that nothing listens on now; another one each time.
+
+    Raises:
+        ReplayError: there is none.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if port in _given:
+            continue
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind((LOOPBACK, port))
+            _given.add(port)
+            return port
+    raise ReplayError(f"--target launch: no free port from {_PORTS[0]} to {_PORTS[-1]}; stop what listens there")
 
 
 def environment(extra: Mapping[str, str], scratch: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -118,7 +119,14 @@ class Launched:
             port = free_port()
             self.urls.append(f"http://{LOOPBACK}:{port}")
             self._engine_commands.append(
-                serve(self.preset, self.options, self.probe, services, port=port, instance=instance)
+                serve(
+                    beside.of_instance(self.preset, instance),
+                    self.options,
+                    self.probe,
+                    services,
+                    port=port,
+                    instance=instance,
+                )
             )
         for command in commands:
             self._services.append((command, self._spawn(command)))
@@ -130,8 +138,12 @@ class Launched:
             self._engines.append((command, self._spawn(command)))
         await self._healthy(self._engines)
         self._check_lmcache()
-        self.capacity = {"gpu": await control.gpu_tokens(self.urls)}
-        await control.warm_up(self.urls, self.preset.engine, self.options.served_name)
+        try:
+            self.capacity = {"gpu": await control.gpu_tokens(self.urls)}
+            await control.warm_up(self.urls, self.preset.engine, self.options.served_name)
+        except (OSError, aiohttp.ClientError, asyncio.TimeoutError) as error:
+            said = self.failure() or f"the engine does not answer its first request: {error or type(error).__name__}"
+            raise ReplayError(f"{said} (logs: {self.log_dir})") from None
 
     def _spawn(self, command: Command) -> Process:
         assert self._scratch is not None
@@ -152,7 +164,8 @@ class Launched:
                             f"{process.last_error()} (log: {process.log})"
                         )
                     process.note_shared_memory()
-                    if await control.ready(http, command.ready):
+                    # Of a port that something else listens at, another server, or one not quite gone, may answer.
+                    if await control.ready(http, command.ready) and process.listens(urlsplit(command.ready).port or 0):
                         waiting.remove((command, process))
                     elif time.monotonic() - begin > self._timeout_s:
                         raise ReplayError(
@@ -166,12 +179,12 @@ class Launched:
                     await asyncio.sleep(control.POLL_S)
 
     async def restart(self) -> None:
-        """Ends the engine and starts it again with the same settings and port.
+        """Ends the engine, all its instances, and starts it again with the same settings and ports.
 
         Its GPU and in-process caches are lost; LMCache's server, a remote store and files on disk are kept.
         """
-        await asyncio.to_thread(stop, [process for _, process in self._engines])
-        self._engines = []
+        engines, self._engines = self._engines, []
+        await asyncio.to_thread(stop, [process for _, process in engines])
         await self._start_engines()
 
     async def reset(self) -> bool:
@@ -229,10 +242,11 @@ class Launched:
         return profiles.model(self.options.model).kv_bytes_per_token(self.preset.kv_dtype)
 
     def _lower_tokens(self) -> dict[str, int | None]:
-        """Tokens that the sizes of the lower tiers hold."""
+        """Tokens that the sizes of the lower tiers hold, of all instances together; a shared tier counts once."""
         kv_bytes = self._kv_bytes()
         return {
-            name: int(tier.gib * beside.GIB) // kv_bytes if kv_bytes else None for name, tier in self.preset.lower()
+            name: int(tier.gib * beside.GIB) // kv_bytes * beside.copies(self.preset, name) if kv_bytes else None
+            for name, tier in self.preset.lower()
         }
 
     def _look_at_disk(self) -> None:

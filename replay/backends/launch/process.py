@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 STOP = ((signal.SIGTERM, 15.0), (signal.SIGINT, 5.0), (signal.SIGKILL, 5.0))
 _PROC = Path("/proc")
 _SHM = Path("/dev/shm")
+_LISTEN = "0A"  # of the kernel's include/net/tcp_states.h, in hexadecimal
 _TAIL_BYTES = 256 * 1024
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"^(?:\([^)]*\)\s*)?(?:\[?[A-Z]+\]? [\d-]+ [\d:.]+(?: \[[^\]]*\])?\s*)?")
@@ -70,6 +72,18 @@ class Process:
                 if int(session) == self.pid and state not in "ZX":
                     found.append(int(entry.name))
         return found
+
+    def listens(self, port: int) -> bool:
+        """Whether one of its processes listens at a TCP port: what answers there may be something else."""
+        sockets = set()
+        for table in ("net/tcp", "net/tcp6"):
+            with contextlib.suppress(OSError):
+                for line in (_PROC / "self" / table).read_text().splitlines()[1:]:
+                    # Number, local address, remote address, state, ...; the inode is the tenth field.
+                    fields = line.split()
+                    if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                        sockets.add(f"socket:[{fields[9]}]")
+        return any(_opened(pid) & sockets for pid in self.members())
 
     def note_shared_memory(self) -> None:
         """Remembers the files in /dev/shm that the processes map, to remove those that a kill leaves."""
@@ -158,6 +172,16 @@ def _stop_all() -> None:
     stop(list(_running))
     for folder in list(_folders):
         remove(folder)
+
+
+def _opened(pid: int) -> set[str]:
+    """What the descriptors of a process stand for."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in (_PROC / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(str(entry.readlink()))
+    return found
 
 
 def _plain(line: str) -> str:

@@ -30,15 +30,33 @@ def with_disk_folder(preset: Preset, scratch: Path) -> Preset:
     path.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path).free / GIB
     kept = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / GIB
-    if disk.gib > free + kept:
-        fits = max(1, int(free * 0.9))
+    each = copies(preset, "disk")
+    if disk.gib * each > free + kept:
+        fits = max(1, int(free * 0.9 / each))
+        times = f" for each of {each} instances" if each > 1 else ""
         raise ReplayError(
-            f"--target launch: tiers.disk.gib is {disk.gib:g}, {path} has {free:.0f} GiB free; "
+            f"--target launch: tiers.disk.gib is {disk.gib:g}{times}, {path} has {free:.0f} GiB free; "
             f"--set tiers.disk.gib={fits}, or name another folder with --set tiers.disk.path=DIR"
         )
     disk = msgspec.structs.replace(disk, path=str(path))
     tiers = msgspec.structs.replace(preset.tiers, disk=disk)
     return msgspec.structs.replace(preset, tiers=tiers)
+
+
+def copies(preset: Preset, tier: str) -> int:
+    """How many of a lower tier there are: each instance has its own, or all share the one of a server."""
+    return 1 if tier == "remote" or preset.connector == "lmcache-mp" else preset.instances
+
+
+def of_instance(preset: Preset, instance: int) -> Preset:
+    """The preset with the disk tier of one of several instances in a folder of its own: none evicts another's files."""
+    disk = preset.tiers.disk
+    if disk is None or disk.path is None or copies(preset, "disk") == 1:
+        return preset
+    folder = Path(disk.path) / f"instance-{instance}"
+    folder.mkdir(exist_ok=True)
+    disk = msgspec.structs.replace(disk, path=str(folder))
+    return msgspec.structs.replace(preset, tiers=msgspec.structs.replace(preset.tiers, disk=disk))
 
 
 def plan(preset: Preset, probe: Probe, scratch: Path, recorder: Path | None) -> tuple[Services, list[Command]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay.backends.launch import mooncake
+from replay.backends.launch import devices, mooncake
 from replay.backends.launch.command import LOOPBACK, Command, Options, Services
 from replay.backends.launch.probe import Probe
 from replay.backends.preset import Preset
@@ -19,6 +19,7 @@ def serve(preset: Preset, options: Options, probe: Probe, services: Services, *,
     """
     if "sglang" not in probe.versions:
         raise ReplayError(f"--target launch: {probe.python} has no sglang; install it there ('replay doctor')")
+    devices.check(preset, probe)
     argv = [probe.python, "-m", "sglang.launch_server", "--model-path", options.model]
     argv += ["--served-model-name", options.served_name, "--host", LOOPBACK, "--port", str(port)]
     argv += [
@@ -43,13 +44,10 @@ def serve(preset: Preset, options: Options, probe: Probe, services: Services, *,
     if probe.device == "cpu":
         argv += ["--device", "cpu"]
     more, env = _hicache(preset, services)
-    if preset.instances > 1:
-        first = instance * preset.tensor_parallel
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + i) for i in range(preset.tensor_parallel))
     return Command(
         f"sglang-{instance}",
         [*argv, *more, *preset.launch.args],
-        {**env, **preset.launch.env},
+        {**env, **preset.launch.env, **devices.environment(preset, probe, instance)},
         f"http://{LOOPBACK}:{port}/health",
     )
 

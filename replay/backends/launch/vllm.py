@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from replay.backends.launch import lmcache, mooncake
+from replay.backends.launch import devices, lmcache, mooncake
 from replay.backends.launch.command import LOOPBACK, Command, Options, Services, compact
 from replay.backends.launch.probe import Probe
 from replay.backends.preset import Preset
@@ -57,7 +57,7 @@ def serve(preset: Preset, options: Options, probe: Probe, services: Services, *,
         argv += ["--tensor-parallel-size", str(preset.tensor_parallel)]
     if transfer:
         argv += ["--kv-transfer-config", compact({"kv_role": "kv_both", **transfer})]
-    env = {**_devices(preset, probe, instance), **env}
+    env = {**_threads(preset, probe, instance), **env}
     # /reset_prefix_cache exists in dev mode only; sockets go where they are removed with the launch.
     env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_RPC_BASE_PATH": str(services.scratch)}
     if Path(options.model).is_dir():
@@ -67,7 +67,7 @@ def serve(preset: Preset, options: Options, probe: Probe, services: Services, *,
     return Command(
         f"vllm-{instance}",
         [*argv, *extra, *preset.launch.args],
-        {**env, **preset.launch.env},
+        {**env, **preset.launch.env, **devices.environment(preset, probe, instance)},
         f"http://{LOOPBACK}:{port}/health",
     )
 
@@ -84,12 +84,7 @@ def _check(preset: Preset, probe: Probe) -> None:
             f"--target launch: connector {preset.connector} of backend {preset.name} needs a GPU, this vLLM "
             f"runs on the CPU; use {advice}"
         )
-    wanted = preset.instances * preset.tensor_parallel
-    if probe.device == "cuda" and len(probe.gpus) < wanted:
-        raise ReplayError(
-            f"--target launch: backend {preset.name} needs {wanted} GPUs ({preset.instances} instances), "
-            f"this machine has {len(probe.gpus)}; lower it with --set instances={max(1, len(probe.gpus))}"
-        )
+    devices.check(preset, probe)
 
 
 def _gpu_tier(preset: Preset, options: Options, probe: Probe) -> list[str]:
@@ -145,12 +140,9 @@ def _offload(preset: Preset, probe: Probe) -> tuple[dict[str, Any] | None, list[
     return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": config}, [], {}
 
 
-def _devices(preset: Preset, probe: Probe, instance: int) -> dict[str, str]:
+def _threads(preset: Preset, probe: Probe, instance: int) -> dict[str, str]:
     if probe.device == "cuda":
-        if preset.instances == 1:
-            return {}
-        first = instance * preset.tensor_parallel
-        return {"CUDA_VISIBLE_DEVICES": ",".join(str(first + i) for i in range(preset.tensor_parallel))}
+        return {}
     # Unset, vLLM binds one core fewer with a KV connector than without and comparisons are unfair
     # (vllm/utils/ompmultiprocessing.py). One core stays for the API server and the load generator.
     cores = sorted(os.sched_getaffinity(0))
