@@ -74,6 +74,8 @@ def execute(
     Raises:
         ReplayError: the backend, model or trace do not fit together, or the results file cannot be written.
     """
+    if settings.restart_at is not None and where.target not in ("sim", "launch"):
+        raise ReplayError(f"--restart-at: {where.target} is not ours to restart; use --target launch or sim")
     run = _Run(trace, where, settings, store, name, notes, watch, say, starts)
     return clock.run(run.play(), virtual=where.simulated)
 

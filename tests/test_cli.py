@@ -289,3 +289,23 @@ def test_a_raw_claude_code_log_becomes_a_trace_that_runs(corpus: Path, tmp_path:
     assert json.loads(result.stdout)["run"]["verdict"] in ("valid", "partial")
     sums = columns(db, "SELECT bool_and(prompt_tokens = gpu_tokens + cpu_tokens + computed_tokens) FROM requests")
     assert sums == [(True,)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--header X:y", "--header means nothing for --target sim"),
+        ("--endpoint chat", "--endpoint means nothing for --target sim"),
+        ("--max-model-len 5000", "--max-model-len means nothing for --target sim"),
+        ("--isolation reset", "--isolation means nothing for --target sim"),
+        (
+            "--target http://127.0.0.1:9 --dummy-weights",
+            "--dummy-weights means nothing for --target http://127.0.0.1:9",
+        ),
+        ("--target http://127.0.0.1:9 --restart-at 5", "--restart-at: http://127.0.0.1:9 is not ours to restart"),
+    ],
+)
+def test_an_option_without_effect_is_refused(small: Path, db: Path, options: str, said: str):
+    result = replay("run", small, "--backend", "vllm", "--target", "sim", *options.split(), "--db", db)
+    assert result.exit_code == 2
+    assert said in result.output

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "qwen2.5-7b-1m"
 DEFAULT_GPU = "h200"
 _RECORDER = Path(__file__).with_name("lmcache_recorder.py")
+_OF_SERVERS = ("api_key_env", "headers", "endpoint", "tokenizer", "kv_events", "dummy_weights", "max_model_len")
+"""Fields that mean nothing to the engine model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ class Where:
             raise ReplayError("--workers: the engine model has one virtual clock; use it with a URL or --target launch")
         if self.kv_events and ("," in self.target or (self.target == "launch" and self.preset.instances > 1)):
             raise ReplayError("--kv-events is the address of one engine; leave it out with several instances")
+        for name in ("dummy_weights",) if not self.simulated else _OF_SERVERS:
+            if getattr(self, name) and self.target != "launch":
+                raise ReplayError(f"{_option(name)} means nothing for --target {self.target}; leave it out")
+        if self.simulated and self.isolation != "salt":
+            raise ReplayError("--isolation means nothing for --target sim, whose cache is always empty; leave it out")
         if self.target == "launch" and not self.model:
             raise ReplayError("--target launch needs --model, a model's folder or a name that the engine can load")
 
@@ -116,6 +123,10 @@ class Where:
         from replay.engine import profiles
 
         return profiles.model(self.model or DEFAULT_MODEL).max_context
+
+
+def _option(name: str) -> str:
+    return "--header" if name == "headers" else "--" + name.replace("_", "-")
 
 
 def parse_headers(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -206,7 +206,12 @@ class HttpBackend:
 
     def self_check(self) -> dict[str, Any]:
         """What the client noticed about itself and the server: added times, token drift, warnings."""
-        return {**self.check.summary(), **self.counts()}
+        found = {**self.check.summary(), **self.counts()}
+        if self._events is not None and not self._events.rows:
+            found["warnings"].append(
+                f"no cache event came from {self._events.endpoint}; does the engine publish them there?"
+            )
+        return found
 
     def counts(self) -> dict[str, int]:
         """How many connections it had, and how many generated outputs went into later prompts."""

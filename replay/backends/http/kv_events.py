@@ -145,7 +145,7 @@ class KvEvents:
         self.residency = Residency()
         self.gaps = 0
         """Batches that were lost on the way."""
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._topic = topic
         self._now = now
         self._next: int | None = None
@@ -162,7 +162,7 @@ class KvEvents:
         self._socket.linger = 0
         self._socket.rcvhwm = 0
         self._socket.subscribe(self._topic.encode())
-        self._socket.connect(self._endpoint)
+        self._socket.connect(self.endpoint)
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
