@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -51,8 +50,7 @@ LOSSES = ("evicted", "granularity", "never_stored", "cold", "diverged", "unknown
 TIERS = ("gpu", "cpu", "disk", "remote", "external", "computed")
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """What happened to one request: flat, final, and null where unknown. Times are seconds from the run's start."""
 
     status: str
@@ -89,7 +87,7 @@ class Outcome:
     """Number of the client's process that sent it, from 0."""
     instance: int | None = None
     """Number of the engine that answered, where the client chose among several; from 0."""
-    output_ids: Any = field(default=None, repr=False)
+    output_ids: Any = None
     """Token ids that the model really generated, where the engine returns them; not stored."""
 
 
