@@ -6,8 +6,10 @@ A preset is a YAML file described by `schemas/backend.schema.json`. The bundled 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import yaml
@@ -19,7 +21,10 @@ from replay.schema import DIALECT, definitions
 PRESETS = Path(__file__).parent / "presets"
 
 Gib = Annotated[float, Meta(gt=0)]
-Policy = Literal["lru", "fifo", "lfu"]
+Policy = Literal["lru", "fifo", "lfu", "none"]
+Write = Literal["through", "through_selective", "back"]
+Inclusion = Literal["inclusive", "exclusive"]
+Prefetch = Literal["best_effort", "wait_complete", "timeout"]
 
 
 class GpuTier(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -40,10 +45,19 @@ class LowerTier(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """Folder of a disk tier; default: a temporary folder, removed after the run."""
     url: str | None = None
     """Address of a remote tier, where it is already running."""
-    policy: Policy = "lru"
-    """Which entry is evicted first."""
+    policy: Policy | None = None
+    """Which entry is evicted first, or ``none``: what finds no room is not stored; null: the engine's default."""
+    write: Write | None = None
+    """When entries reach the tier: ``through``, when they are computed; ``through_selective``, when a second request
+    has used them; ``back``, when the tier above evicts them; null: the engine's default."""
+    inclusion: Inclusion | None = None
+    """``inclusive``: what is loaded from the tier stays in it; ``exclusive``: it leaves; null: the engine's default."""
+    prefetch: Prefetch | None = None
+    """How long a waiting request lets SGLang bring KV from the tier to CPU memory before it runs without the rest
+    (``--hicache-storage-prefetch-policy``); null: the engine's default."""
     watermark: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """Used share at which a periodic loop evicts (LMCache's server); null: evict on demand."""
+    """Used share at which a periodic loop evicts (LMCache's server, Mooncake's master); null: evict on demand, or
+    Mooncake's default."""
     evict_ratio: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """Share that one run of that loop frees."""
     ttl_s: Annotated[float, Meta(gt=0)] | None = None
@@ -147,6 +161,8 @@ def _set(data: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ReplayError(f"--set {override}: write it as FIELD=VALUE, e.g. --set tiers.disk.gib=500")
+    if not _known(key):
+        raise ReplayError(f"--set {override}: there is no field {key!r}; {_nearest(key)}")
     *folders, field = key.split(".")
     for folder in folders:
         inner = data.setdefault(folder, {})
@@ -156,6 +172,27 @@ def _set(data: dict[str, Any], override: str) -> None:
             inner = data[folder] = {}
         data = inner
     data[field] = yaml.safe_load(value)
+
+
+def _fields(struct: type[msgspec.Struct], path: str = "") -> Iterator[tuple[str, bool]]:
+    """Dotted paths of all fields of a preset, and whether a path may go on below with names of the user's."""
+    for field in msgspec.structs.fields(struct):
+        inner = [kind for kind in (field.type, *get_args(field.type)) if isinstance(kind, type)]
+        yield path + field.encode_name, get_origin(field.type) is dict
+        for kind in inner:
+            if issubclass(kind, msgspec.Struct):
+                yield from _fields(kind, f"{path}{field.encode_name}.")
+
+
+def _known(key: str) -> bool:
+    return any(key == path or (opens and key.startswith(f"{path}.")) for path, opens in _fields(Preset))
+
+
+def _nearest(key: str) -> str:
+    paths = [path for path, _ in _fields(Preset)]
+    near = get_close_matches(key, paths, n=1, cutoff=0.6)
+    near = near or [path for path in paths if path.rpartition(".")[2] == key.rpartition(".")[2]]
+    return f"did you mean {' or '.join(near)}?" if near else "schemas/backend.schema.json has them all"
 
 
 def _check(preset: Preset, where: str) -> Preset:

@@ -9,6 +9,7 @@ from typing import Any
 from replay.backends.preset import Preset
 from replay.backends.sim_events import TierEvents
 from replay.engine import profiles
+from replay.engine.connectors import warnings
 from replay.engine.cost import cost_model
 from replay.engine.engine import Engine, EngineRestarted
 from replay.engine.job import Job
@@ -136,7 +137,7 @@ class SimBackend:
             "model": self.model.name,
             "gpu": self.gpu.name,
             "cost_source": self.cost.source,
-            "warnings": list(self.model.warnings),
+            "warnings": [*warnings(self.preset), *self.model.warnings],
             "kv_bytes_per_token": self.token_bytes,
             "tiers": tiers,
             "cache_state_before_run": "empty",
@@ -163,7 +164,7 @@ class SimBackend:
         job = Job(blocks(request.context), request.prompt, output, request.ideal)
         tiers = self.engine.tiers
         if chunks and tiers:
-            job.chunks = chunks(request.context if tiers.stores_output else request.tip)
+            job.chunks = chunks(request.context if tiers.how.stores_output else request.tip)
         return job
 
     def _numbering(self, tree: PrefixTree) -> tuple[BlockIds, BlockIds | None]:
@@ -173,7 +174,8 @@ class SimBackend:
                 raise ReplayError("one simulated backend serves one run: make a new one for another trace")
             self._blocks = BlockIds(tree, self.preset.block_tokens)
             if self.engine.tiers:
-                self._chunks = BlockIds(tree, self.engine.tiers.chunk_tokens)
+                size = self.engine.tiers.chunk_tokens
+                self._chunks = self._blocks if size == self.preset.block_tokens else BlockIds(tree, size)
         return self._blocks, self._chunks
 
     @staticmethod

@@ -52,9 +52,11 @@ class TierEvents:
         self._next = now + max(STRETCH_S, STRETCH_SHARE * now)
         counts = dict(self._counts())
         for (tier, kind), n in counts.items():
+            if kind == "left":
+                continue
             new = n - self._before[tier, kind]
             if kind == "held":
-                new += counts[tier, "evict"] - self._before[tier, "evict"]
+                new += sum(counts[tier, gone] - self._before[tier, gone] for gone in ("evict", "left"))
             if new:
                 name = "store" if kind == "held" else kind
                 self.rows.append(CacheEvent(now, name, tier, blocks=new, tokens=new * self._unit(tier)))
@@ -67,6 +69,7 @@ class TierEvents:
             yield (tier.name, "held"), held
             yield (tier.name, "evict"), evicted
             yield (tier.name, "drop"), dropped
+            yield (tier.name, "left"), tier.cache.left
 
     def _unit(self, tier: str) -> int:
         tiers = self._engine.tiers

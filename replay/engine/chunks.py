@@ -6,10 +6,13 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.connectors import Loop
 from replay.engine.lru import Int32s, append, unlink
+from replay.engine.pool import BlockPool
 
 ABSENT, PRESENT = 0, 1
 KEPT, DROPPED = 1, 2
+NO_IDS: Int32s = np.empty(0, np.int32)
 
 
 class ChunkCache:
@@ -26,6 +29,9 @@ class ChunkCache:
         watermark: float | None = None,
         evict_ratio: float = 0.2,
         ttl_s: float | None = None,
+        loop: Loop | None = None,
+        lease_s: float = 0.0,
+        under: BlockPool | None = None,
     ):
         """An empty tier.
 
@@ -33,10 +39,14 @@ class ChunkCache:
             name: ``cpu``, ``disk`` or ``remote``.
             capacity: chunks that fit.
             policy: ``lru``; ``fifo``, which a hit does not move; or ``lfu``: the one with the fewest uses gives
-                way first, among equals the one not used for longest.
-            watermark: used share above which a loop, once a second, evicts; null: an insert evicts what it needs.
-            evict_ratio: share of what is held that one run of that loop evicts.
+                way first, among equals the one not used for longest; or ``none``: nothing gives way.
+            watermark: used share above which the loop evicts; null: an insert evicts what it needs.
+            evict_ratio: share of what is held that one run of the loop evicts.
             ttl_s: seconds after its last use at which a chunk goes; null: never.
+            loop: how often it runs; null: once a second.
+            lease_s: seconds for which a use keeps a chunk from being evicted.
+            under: the GPU tier, where it is a radix tree over the same ids: what it holds does not give way here, and
+                leaves of the tree give way whole.
         """
         self.name = name
         self.capacity = capacity
@@ -44,9 +54,14 @@ class ChunkCache:
         self.watermark = watermark
         self.evict_ratio = evict_ratio
         self.ttl_s = ttl_s
+        self.lease_s = lease_s
         self.ages = watermark is not None or ttl_s is not None
         """Whether chunks go with time alone."""
-        self._tick = 1.0
+        self.left = 0
+        """Chunks that have left so far, for the tier above or when they were only on their way."""
+        self._loop = loop or Loop(1.0)
+        self._under = under
+        self._tick = self._loop.period_s
         """When the eviction loop runs next."""
         self.counts = np.zeros(3, np.int64)
         """Chunks held, evicted so far, dropped so far because nothing could give way."""
@@ -85,6 +100,9 @@ class ChunkCache:
             self._uses[ids[start:end] + 1] += 1
         if self.ttl_s is not None:
             self._used_at[ids[start:end] + 1] = now
+        if self.lease_s:
+            entries = ids[start:end] + 1
+            self._busy[entries] = np.maximum(self._busy[entries], now + self.lease_s)
 
     def pass_time(self, now: float) -> None:
         """Takes out what has gone by `now` with time alone: expired chunks, and what the eviction loop took."""
@@ -92,11 +110,17 @@ class ChunkCache:
             self._take_out(self._used_at, now - self.ttl_s, self.capacity, now)
         if self.watermark is None:
             return
+        period = self._loop.period_s
         while self._tick <= now and self.used > self.watermark * self.capacity:
-            if not self._evict(max(1, int(self.evict_ratio * self.used)), self._tick):
-                break
-            self._tick += 1.0
-        self._tick = max(self._tick, float(np.floor(now)) + 1.0)
+            share = self.evict_ratio
+            if self._loop.excess_too:
+                share += self.used / self.capacity - self.watermark
+            if not self._evict(max(1, int(share * self.used)), self._tick):
+                may_go = self._busy[(self._state == PRESENT) & (self._pins <= 0)]
+                self._tick = float(np.ceil(may_go.min(initial=np.inf) / period)) * period
+                continue
+            self._tick += period
+        self._tick = max(self._tick, (float(np.floor(now / period)) + 1.0) * period)
 
     def _evict(self, count: int, now: float) -> int:
         """Evicts up to `count` chunks that may be evicted at `now`; returns how many."""
@@ -149,9 +173,14 @@ class ChunkCache:
         return float(
             _insert(
                 self._after, self._before, self._state, self._fate, self._pins, self._ready, self._busy, self.counts,
-                ids, start, end, now, ready, each, self.capacity, self.watermark is None,
+                ids, start, end, now, ready, each, self.capacity,
+                self.watermark is None and self.policy != "none", *self._above(),
             )
         )  # fmt: skip
+
+    def _above(self) -> tuple[Int32s, Int32s]:
+        """By id, the block of the GPU tier that holds it, and the leaf that it belongs to; empty: of no account."""
+        return (self._under.first, self._under.leaf) if self._under else (NO_IDS, NO_IDS)
 
     def drop(self, ids: Int32s, start: int, end: int) -> None:
         """Notes that those of ``ids[start:end]`` that are not held were to be stored and found no room."""
@@ -169,9 +198,9 @@ class ChunkCache:
         free = self.capacity - self.used
         if count <= free:
             return count
-        if self.watermark is not None:
+        if self.watermark is not None or self.policy == "none":
             return free
-        return free + int(_evictable(self._after, self._pins, self._busy, now, count - free))
+        return free + int(_evictable(self._after, self._pins, self._busy, now, count - free, self._above()[0]))
 
     def room_at(self, count: int, now: float) -> float:
         """The earliest time from `now` on at which `count` more chunks fit, evicting what may be evicted."""
@@ -182,6 +211,26 @@ class ChunkCache:
         held = self._state == PRESENT
         waits = np.sort(self._busy[held & (self._pins == 0) & (self._busy > now)])
         return float(waits[min(short, len(waits)) - 1]) if len(waits) else now
+
+    def give_up(self, ids: Int32s, start: int, end: int) -> None:
+        """Lets go of those of ``ids[start:end]`` that nobody is loading: the tier above has them."""
+        self.left += int(_give_up(self._after, self._before, self._state, self._pins, self.counts, ids, start, end))
+
+    def give_up_unread(self, ids: Int32s, start: int, end: int, now: float) -> None:
+        """Lets go of those of ``ids[start:end]`` that are still on their way at `now`."""
+        late = ids[start:end][self._ready[ids[start:end] + 1] > now]
+        self.give_up(late, 0, len(late))
+
+    def let_through(self, now: float) -> None:
+        """Lets go of all that is no longer on its way at `now`: the tier is a buffer."""
+        before = self.counts[1]
+        self.left += self._take_out(self._busy, now, self.used, now)
+        self.counts[1] = before
+
+    def evict_doubles(self, count: int, now: float) -> None:
+        """Evicts up to `count` chunks that the GPU tier holds too."""
+        above = self._above()[0]
+        _evict_doubles(self._after, self._before, self._state, self._pins, self._busy, self.counts, above, count, now)
 
     def pin(self, ids: Int32s, start: int, end: int, by: int) -> None:
         """Protects chunks from eviction (`by` = 1), or ends that (`by` = -1)."""
@@ -226,11 +275,13 @@ def _missing(state, ids, start, end):  # type: ignore[no-untyped-def]  # pragma:
 
 @numba.njit(cache=True)
 def _insert(  # type: ignore[no-untyped-def]  # pragma: no cover
-    after, before, state, fate, pins, ready, busy, counts, ids, start, end, now, first, each, capacity, evict
-):
+    after, before, state, fate, pins, ready, busy, counts, ids, start, end, now, first, each, capacity, evict,
+    above, leaf,
+):  # fmt: skip
     time = first
     candidate = after[0]
     own = -1
+    tree = len(above) > 0
     for index in range(start, end):
         entry = ids[index] + 1
         if state[entry] == PRESENT:
@@ -238,17 +289,27 @@ def _insert(  # type: ignore[no-untyped-def]  # pragma: no cover
         if counts[0] >= capacity:
             if not evict:
                 candidate = 0
-            while candidate > 0 and candidate != own and (pins[candidate] > 0 or busy[candidate] > now):
+            while (
+                candidate > 0
+                and candidate != own
+                and (pins[candidate] > 0 or busy[candidate] > now or (tree and above[candidate - 1] >= 0))
+            ):
                 candidate = after[candidate]
             if candidate in (0, own):
                 counts[2] += 1
                 fate[entry] = DROPPED
                 continue
-            victim, candidate = candidate, after[candidate]
-            unlink(after, before, victim)
-            state[victim] = ABSENT
-            counts[0] -= 1
-            counts[1] += 1
+            whole = leaf[candidate - 1] if tree else 0
+            while True:
+                victim, candidate = candidate, after[candidate]
+                unlink(after, before, victim)
+                state[victim] = ABSENT
+                counts[0] -= 1
+                counts[1] += 1
+                if not whole or candidate in (0, own) or leaf[candidate - 1] != whole:
+                    break
+                if pins[candidate] > 0 or busy[candidate] > now or above[candidate - 1] >= 0:
+                    break
         append(after, before, entry)
         if own < 0:
             own = entry
@@ -295,12 +356,41 @@ def _rare_first(after, before, pins, busy, uses, count, held, now):  # type: ign
 
 
 @numba.njit(cache=True)
-def _evictable(after, pins, busy, now, most):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _evictable(after, pins, busy, now, most, above):  # type: ignore[no-untyped-def]  # pragma: no cover
     count, entry = 0, after[0]
     while entry > 0 and count < most:
-        count += pins[entry] <= 0 and busy[entry] <= now
+        count += pins[entry] <= 0 and busy[entry] <= now and (len(above) == 0 or above[entry - 1] < 0)
         entry = after[entry]
     return count
+
+
+@numba.njit(cache=True)
+def _give_up(after, before, state, pins, counts, ids, start, end):  # type: ignore[no-untyped-def]  # pragma: no cover
+    gone = 0
+    for index in range(start, end):
+        entry = ids[index] + 1
+        if state[entry] == PRESENT and pins[entry] <= 0:
+            unlink(after, before, entry)
+            state[entry] = ABSENT
+            gone += 1
+    counts[0] -= gone
+    return gone
+
+
+@numba.njit(cache=True)
+def _evict_doubles(  # type: ignore[no-untyped-def]  # pragma: no cover
+    after, before, state, pins, busy, counts, above, most, now
+):
+    taken, entry = 0, after[0]
+    while entry > 0 and taken < most:
+        following = after[entry]
+        if pins[entry] <= 0 and busy[entry] <= now and above[entry - 1] >= 0:
+            unlink(after, before, entry)
+            state[entry] = ABSENT
+            taken += 1
+        entry = following
+    counts[0] -= taken
+    counts[1] += taken
 
 
 @numba.njit(cache=True)

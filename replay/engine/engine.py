@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable
 
 from replay.backends.preset import Preset
+from replay.engine.connectors import check
 from replay.engine.cost import CostModel
 from replay.engine.job import Job
 from replay.engine.pool import BlockPool
 from replay.engine.scheduler import Scheduler
 from replay.engine.tiers import TierStack
-from replay.errors import ReplayError
 
 
 class EngineRestarted(Exception):
@@ -39,17 +39,27 @@ class Engine:
         """
         check(preset)
         self.cost = cost
-        self.pool = BlockPool(gpu_tokens // preset.block_tokens, preset.block_tokens, preset.prefix_caching)
+        radix = preset.engine == "sglang"
+        lower, cpu = preset.lower(), preset.tiers.cpu
+        self.pool = BlockPool(
+            gpu_tokens // preset.block_tokens + radix,
+            preset.block_tokens,
+            preset.prefix_caching,
+            radix=radix,
+            note_evicted=cpu is not None and cpu.write not in (None, "through"),
+        )
         self.tiers: TierStack | None = None
-        lower = preset.lower()
         if lower:
             chunk = preset.chunk_tokens or preset.block_tokens
             shared = beside.tiers if beside else None
-            self.tiers = TierStack(lower, cost.links, preset.connector, chunk, token_bytes, shared)
+            under = self.pool if radix else None
+            self.tiers = TierStack(lower, cost.links, preset.connector, chunk, token_bytes, shared, under)
         self.scheduler = Scheduler(self.pool, cost, self.tiers, preset.max_batched_tokens, preset.max_seqs)
         if beside and beside.tiers and self.tiers and self.tiers.shared:
             beside.tiers.shared = True
             self.scheduler.ahead = beside.scheduler.ahead = False
+        if self.tiers and self.tiers.fetches:
+            self.scheduler.ahead = False
         self._arrivals: deque[tuple[float, Job, asyncio.Future[None]]] = deque()
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -57,7 +67,7 @@ class Engine:
 
     @property
     def gpu_tokens(self) -> int:
-        """Tokens that requests can hold in the GPU tier (vLLM keeps one block for itself)."""
+        """Tokens that requests can hold in the GPU tier (vLLM keeps one block to itself)."""
         return self.pool.usable * self.pool.block_tokens
 
     async def run(self, job: Job, block_ids: int, chunk_ids: int, spent: float = 0.0) -> None:
@@ -176,34 +186,3 @@ class Engine:
             call(when)
         except Exception as error:
             self._fail(error)
-
-
-def check(preset: Preset) -> None:
-    """Refuses what the engine model does not know, rather than ignoring it.
-
-    Raises:
-        ReplayError: says which field, and what to use instead.
-    """
-
-    def refuse(what: str, instead: str) -> None:
-        raise ReplayError(f"backend {preset.name}: {what} is not modelled by the simulated engine; {instead}")
-
-    if preset.engine != "vllm":
-        refuse(f"engine {preset.engine}", "use a vllm preset, or another --target")
-    if preset.connector not in ("none", "offload", "lmcache", "lmcache-mp"):
-        refuse(f"connector {preset.connector}", "use lmcache, lmcache-mp or offload, or another --target")
-    if preset.connector == "offload" and any(name != "cpu" for name, _ in preset.lower()):
-        refuse("a disk or remote tier under connector offload", "use connector lmcache")
-    if preset.instances > 1:
-        refuse("more than one instance in one engine", "set instances to 1")
-    if preset.max_batched_tokens < preset.max_seqs:
-        raise ReplayError(
-            f"backend {preset.name}: max_batched_tokens ({preset.max_batched_tokens}) must be at least "
-            f"max_seqs ({preset.max_seqs}), as in vLLM"
-        )
-    for name, tier in preset.lower():
-        where = f"tiers.{name}"
-        if tier.watermark is not None and preset.connector != "lmcache-mp":
-            refuse(f"{where}.watermark under connector {preset.connector}", "leave it out, or use lmcache-mp")
-        if tier.staging:
-            refuse(f"{where}.staging", "leave it out: the CPU tier also serves hits")

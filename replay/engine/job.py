@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from replay.engine.lru import Int32s
-from replay.engine.tiers import Hit
+from replay.engine.tiers import Hit, Prefetch
 
 NO_CHUNKS: Int32s = np.empty(0, np.int32)
 
@@ -36,7 +36,14 @@ class Job:
     """Tokens generated when it last started or resumed prefill."""
     stored: int = 0
     """Chunks that the lower tiers have been given."""
+    known: int = 0
+    """Tokens whose KV it found in the GPU tier or loaded when it was admitted last."""
+    met: int = 0
+    """The same, and what the CPU tier has and was not worth loading."""
     hit: Hit = field(default_factory=Hit)
+    asked: bool = False
+    """Whether storage has been asked for what it holds of a waiting request."""
+    prefetch: Prefetch | None = None
     busy_until: float = 0.0
     """When the last transfer of its KV from or to lower tiers ends."""
     loaded: float | None = None

@@ -79,4 +79,9 @@ def _by_tier(job: Job, gpu: int, served: int, tiers: TierStack | None) -> dict[s
     tokens = {tier.name: 0 for tier in tiers.tiers}
     for tier, begin, end in job.hit.parts:
         tokens[tier.name] += min(end * size, served) - max(begin * size, gpu)
+        if job.prefetch:
+            first, last = max(begin, job.prefetch.begin), min(end, job.prefetch.end)
+            fetched = max(0, min(last * size, served) - max(first * size, gpu))
+            tokens[tier.name] -= fetched
+            tokens[job.prefetch.tier.name] += fetched
     return tokens

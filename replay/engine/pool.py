@@ -1,4 +1,4 @@
-"""The GPU tier: vLLM's block pool and block tables, on arrays.
+"""The GPU tier: vLLM's block pool, or SGLang's radix tree, and block tables, on arrays.
 
 Semantics are those of vLLM v1 (``vllm/v1/core/block_pool.py``, ``kv_cache_manager.py``): a fixed set
 of physical blocks, of which block 0 is the null block and never used; a full block carries the
@@ -6,11 +6,17 @@ chained hash of its tokens (here a dense id, see `replay.trace.BlockIds`), a par
 several blocks may carry the same id, since running requests never share what they computed
 themselves; free blocks wait in the order in which they were freed and keep their id until they are
 allocated again, which is LRU; a hit takes its block out of that queue; a request frees its tail first.
+
+SGLang's radix tree (0.5.23, ``srt/mem_cache/unified_radix_cache.py``) holds pages as blocks, with three differences.
+A leaf, which is what one prefill chunk or one output added as far as later requests have used it alike, is evicted
+whole, the one used longest ago first: in the queue its pages follow each other. Pages that a running request
+computed although the tree had them are freed when it ends, for the tree's own. No page is set aside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numba
 import numpy as np
@@ -30,13 +36,17 @@ class BlockPool:
     tokens whose KV it holds, `held[slot]` the blocks.
     """
 
-    def __init__(self, blocks: int, block_tokens: int, caching: bool = True):
+    def __init__(
+        self, blocks: int, block_tokens: int, caching: bool = True, radix: bool = False, note_evicted: bool = False
+    ):
         """A pool in which nothing is cached.
 
         Args:
             blocks: physical blocks, the null block among them.
             block_tokens: tokens of one block.
             caching: False: no block ever gets an id.
+            radix: True: SGLang's radix tree; False: vLLM's block pool.
+            note_evicted: keep the ids of what is evicted for `take_evicted`.
         """
         self.blocks = blocks
         self.block_tokens = block_tokens
@@ -51,12 +61,17 @@ class BlockPool:
         self._place[0] = -1
         self._key = np.full(blocks, -1, np.int32)
         self._twin = np.full(blocks, -1, np.int32)
-        self._counts = np.array([self.usable, 0, blocks, 2 * blocks - 1], np.int64)
-        """Free blocks, evicted so far, head and tail of the queue."""
+        self._counts = np.array([self.usable, 0, blocks, 2 * blocks - 1, 0], np.int64)
+        """Free blocks, evicted so far, head and tail of the queue, ids in `_gone`."""
         self.first: Int32s = np.full(1024, -1, np.int32)
         """The block that a hit on an id finds, or -1; grows with the ids."""
         self.history: npt.NDArray[np.int8] = np.zeros(1024, np.int8)
         """What became of each id: `NEVER`, `STORED`, `BEFORE_RESET` or `UNFINISHED`."""
+        self.radix = radix
+        self.leaf: Int32s = np.zeros(1024 if radix else 0, np.int32)
+        """The leaf of the radix tree with which each id came into it; 0: none yet."""
+        self._leaves = 0
+        self._gone: Int32s = np.empty(2 * blocks if note_evicted else 0, np.int32)
         self._table = np.zeros((64, 256), np.int32)
         self._ids = np.zeros((64, 256), np.int32)
         self.tokens = np.zeros(64, np.int64)
@@ -84,6 +99,8 @@ class BlockPool:
             more = max(count, 2 * len(self.first)) - len(self.first)
             self.first = np.concatenate([self.first, np.full(more, -1, np.int32)])
             self.history = np.concatenate([self.history, np.zeros(more, np.int8)])
+            if self.radix:
+                self.leaf = np.concatenate([self.leaf, np.zeros(more, np.int32)])
 
     def open(self, ids: Int32s, blocks: int) -> int:
         """A slot for a request.
@@ -157,7 +174,7 @@ class BlockPool:
 
     def _take(self, slot: int, blocks: int) -> None:
         _take(
-            self._queue, self._place, self._key, self._twin, self.first, self._counts,
+            self._queue, self._place, self._key, self._twin, self.first, self._counts, self.leaf, self._gone,
             self._table[slot], self.held[slot], blocks,
         )  # fmt: skip
         self.held[slot] = blocks
@@ -184,8 +201,8 @@ class BlockPool:
     def decode(self, slots: Int32s, steps: int) -> None:
         """Decodes `steps` tokens in each of `slots`; the caller has checked `needed`."""
         _decode(
-            self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts,
-            self._ids, self._table, self.tokens, self.held, self._labelled, slots, steps, self.block_tokens,
+            self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts, self.leaf,
+            self._gone, self._ids, self._table, self.tokens, self.held, self._labelled, slots, steps, self.block_tokens,
             self.caching,
         )  # fmt: skip
 
@@ -196,10 +213,49 @@ class BlockPool:
         """
         if steps:
             _prefill(
-                self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts,
-                self._ids, self._table, self.tokens, self.held, self._labelled, slots, slot, chunk, steps,
+                self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts, self.leaf,
+                self._gone, self._ids, self._table, self.tokens, self.held, self._labelled, slots, slot, chunk, steps,
                 self.block_tokens, self.caching,
             )  # fmt: skip
+
+    def grow_tree(self, slot: int, known: int, met: int, prompt: int, chunk: int) -> None:
+        """Puts what a slot has computed into the radix tree: a leaf for each prefill chunk, and one for the output.
+
+        Args:
+            slot: of a request that ends or is preempted.
+            known: tokens that it found in the tree or loaded.
+            met: tokens that were in the tree, some of them below and not loaded.
+            prompt: tokens of its prompt, after which a leaf of the output begins.
+            chunk: tokens of a prefill chunk.
+        """
+        row, size = self._ids[slot], self.block_tokens
+        full = int(self._labelled[slot])
+        own = self.first[row[:full]] == self._table[slot, :full]
+        prompt = min(prompt, full * size)
+        cuts = [met, *(cut for cut in range(known + chunk, prompt, chunk) if cut > met), max(met, prompt), full * size]
+        for begin, end in pairwise(cut // size for cut in cuts):
+            self._leaves += 1
+            self.leaf[row[begin:end][own[begin:end]]] = self._leaves
+        for cut in (known, met, prompt, full * size):
+            self._split(row[: cut // size])
+        _share(
+            self._queue, self._place, self._key, self._twin, self.first, self._counts, self._table[slot],
+            self.held[slot],
+        )  # fmt: skip
+
+    def _split(self, ids: Int32s) -> None:
+        """Lets a leaf end where `ids`, a path from the root, ends."""
+        if len(ids):
+            others = np.flatnonzero(self.leaf[ids] != self.leaf[ids[-1]])
+            self._leaves += 1
+            self.leaf[ids[others[-1] + 1 if len(others) else 0 :]] = self._leaves
+
+    def take_evicted(self) -> Int32s:
+        """Ids of what has been evicted since the last call, where nothing of the same id is left."""
+        count = int(self._counts[4])
+        self._counts[4] = 0
+        gone = self._gone[:count]
+        return gone[self.first[gone] < 0]
 
     def release(self, slot: int) -> None:
         """Frees all blocks of a slot, those without an id to be used first, the others' last one first."""
@@ -244,7 +300,9 @@ def _hold(first, place, queue, counts, ids, table, hits):  # type: ignore[no-unt
 
 
 @numba.njit(cache=True)
-def _take(queue, place, key, twin, first, counts, table, begin, end):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _take(  # type: ignore[no-untyped-def]  # pragma: no cover
+    queue, place, key, twin, first, counts, leaf, gone, table, begin, end
+):
     # One loop without calls: a call costs reference counts of every array.
     head = counts[2]
     for index in range(begin, end):
@@ -267,8 +325,63 @@ def _take(queue, place, key, twin, first, counts, table, begin, end):  # type: i
             key[block] = -1
             if rest >= 0:
                 twin[block] = -1
+            if len(gone) and first[name] < 0:
+                gone[counts[4]] = name
+                counts[4] += 1
+            if len(leaf):
+                _drop_leaf(queue, key, twin, first, counts, leaf, gone, head, name)
     counts[0] -= end - begin
     counts[2] = head
+
+
+@numba.njit(cache=True)
+def _drop_leaf(queue, key, twin, first, counts, leaf, gone, head, last):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Evicts, without taking them, the blocks at the queue's head that belong to the leaf whose `last` block went."""
+    place, end = head, counts[3]
+    while place < end and leaf[last]:
+        block = queue[place]
+        place += 1
+        if block < 0:
+            continue
+        name = key[block]
+        if name < 0 or leaf[name] != leaf[last]:
+            return
+        if first[name] == block:
+            first[name] = twin[block]
+        key[block] = twin[block] = -1
+        counts[1] += 1
+        if len(gone) and first[name] < 0:
+            gone[counts[4]] = name
+            counts[4] += 1
+
+
+@numba.njit(cache=True)
+def _share(queue, place, key, twin, first, counts, table, held):  # type: ignore[no-untyped-def]  # pragma: no cover
+    if counts[2] < held:
+        _centre(queue, place, counts)
+    for index in range(held):
+        block = table[index]
+        name = key[block]
+        if name < 0 or first[name] == block:
+            continue
+        other = first[name]
+        while twin[other] != block:
+            other = twin[other]
+        twin[other] = twin[block]
+        key[block] = twin[block] = -1
+        place[block] += 1
+        if place[block] == 0:
+            counts[2] -= 1
+            queue[counts[2]] = block
+            place[block] = counts[2]
+            counts[0] += 1
+        kept = first[name]
+        if place[kept] >= 0:
+            queue[place[kept]] = -1
+            place[kept] = 0
+            counts[0] -= 1
+        place[kept] -= 1
+        table[index] = kept
 
 
 @numba.njit(cache=True)
@@ -339,6 +452,8 @@ def _grow(  # type: ignore[no-untyped-def]  # pragma: no cover
     first,
     history,
     counts,
+    leaf,
+    gone,
     ids,
     table,
     tokens,
@@ -352,7 +467,7 @@ def _grow(  # type: ignore[no-untyped-def]  # pragma: no cover
     tokens[slot] += more
     blocks = (tokens[slot] + size - 1) // size
     if blocks > held[slot]:
-        _take(queue, place, key, twin, first, counts, table[slot], held[slot], blocks)
+        _take(queue, place, key, twin, first, counts, leaf, gone, table[slot], held[slot], blocks)
         held[slot] = blocks
     full = tokens[slot] // size
     if caching and full > labelled[slot]:
@@ -369,6 +484,8 @@ def _decode(  # type: ignore[no-untyped-def]  # pragma: no cover
     first,
     history,
     counts,
+    leaf,
+    gone,
     ids,
     table,
     tokens,
@@ -381,15 +498,15 @@ def _decode(  # type: ignore[no-untyped-def]  # pragma: no cover
 ):
     for slot in slots:
         _grow(
-            queue, place, key, twin, first, history, counts, ids, table, tokens, held, labelled, slot, steps,
-            size, caching,
+            queue, place, key, twin, first, history, counts, leaf, gone, ids, table, tokens, held, labelled, slot,
+            steps, size, caching,
         )  # fmt: skip
 
 
 @numba.njit(cache=True)
 def _prefill(  # type: ignore[no-untyped-def]  # pragma: no cover
-    queue, place, key, twin, first, history, counts, ids, table, tokens, held, labelled, slots, long, chunk,
-    steps, size, caching,
+    queue, place, key, twin, first, history, counts, leaf, gone, ids, table, tokens, held, labelled, slots, long,
+    chunk, steps, size, caching,
 ):  # fmt: skip
     for _ in range(steps):
         for slot in slots:
@@ -398,10 +515,10 @@ def _prefill(  # type: ignore[no-untyped-def]  # pragma: no cover
                 tokens[slot] += 1
             else:
                 _grow(
-                    queue, place, key, twin, first, history, counts, ids, table, tokens, held, labelled, slot,
-                    1, size, caching,
+                    queue, place, key, twin, first, history, counts, leaf, gone, ids, table, tokens, held, labelled,
+                    slot, 1, size, caching,
                 )  # fmt: skip
         _grow(
-            queue, place, key, twin, first, history, counts, ids, table, tokens, held, labelled, long, chunk,
-            size, caching,
+            queue, place, key, twin, first, history, counts, leaf, gone, ids, table, tokens, held, labelled, long,
+            chunk, size, caching,
         )  # fmt: skip

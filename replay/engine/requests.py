@@ -35,6 +35,8 @@ class Requests:
         self.max_batched_tokens = max_batched_tokens
         self.max_seqs = max_seqs
         self.waiting: deque[Job] = deque()
+        self.fetching: list[Job] = []
+        """They wait for storage to send their KV to CPU memory, and return to their place in the queue."""
         self.loading: list[Job] = []
         """Admitted to load KV; they hold blocks and return to the head of the queue."""
         self.running: list[Job] = []
@@ -57,19 +59,24 @@ class Requests:
         """Requests whose first, and whose last token came with the step that ended last."""
         self.steps = 0
         """Engine steps taken."""
+        self._loaded = 0.0
+        """When the last layer of what the step under way needs is loaded."""
         self.skip = True
         """False: every step is taken by itself, which changes nothing but the time that it takes."""
         self.ahead = True
         """False: no step of a long prefill is taken before its time, as other engines share the tiers."""
+        self.notes_evictions = tiers is not None and tiers.write != "through"
+        """Whether lower tiers hear what the GPU evicts; each step is taken by itself then."""
 
     def drop_all(self) -> list[Job]:
         """Takes every request out, as a restart does; returns them in no useful order."""
-        jobs = [*self.waiting, *self.loading, *self.running]
+        jobs = [*self.waiting, *self.fetching, *self.loading, *self.running]
         for job in jobs:
             self._let_go(job)
         for _, job in self._releases:
             self.pool.close(job.slot)
         self.waiting.clear()
+        self.fetching.clear()
         self._releases.clear()
         self._decided = self._launched = 0.0
         self.loading, self.running, self._prefill, self._now = [], [], [], None
@@ -90,8 +97,9 @@ class Requests:
         whole = (job.goal + 1) % pool.block_tokens == 0 and len(job.blocks) > job.goal // pool.block_tokens
         if whole and pool.caching and not pool.history[job.blocks[-1]]:
             pool.history[job.blocks[-1]] = UNFINISHED
+        self._grow_tree(job)
         stored = now
-        if self.tiers and self.tiers.holds_blocks:
+        if self.tiers and self.tiers.how.holds_blocks:
             chunks = min(self._full_chunks(job.goal), len(job.chunks))
             stored = job.busy_until
             if chunks > job.stored:
@@ -106,6 +114,7 @@ class Requests:
     def _preempt(self, job: Job) -> None:
         """Takes the blocks of a running request; it starts again from the head of the queue."""
         self.running.remove(job)
+        self._grow_tree(job)
         if job in self._prefill:
             self._prefill.remove(job)
         else:
@@ -114,6 +123,11 @@ class Requests:
         self.pool.release(job.slot)
         job.preemptions += 1
         self.waiting.appendleft(job)
+
+    def _grow_tree(self, job: Job) -> None:
+        """Puts what a request has computed into SGLang's radix tree."""
+        if self.pool.radix:
+            self.pool.grow_tree(job.slot, job.known, job.met, job.prompt, self.max_batched_tokens)
 
     def _deliver(self, now: float) -> None:
         """Hands out the tokens of the last step: the engine reads them once the next step is launched."""
@@ -127,10 +141,15 @@ class Requests:
             job.last_token = now
         self._tokens_of = ([], [])
 
+    def _open(self, job: Job) -> None:
+        """Gives a request its row of the block table."""
+        if job.slot < 0:  # the last token is never computed, but may be a block of its own
+            job.slot = self.pool.open(job.blocks, max(len(job.blocks), self.pool.blocks_for(job.goal)))
+
     def _let_go(self, job: Job) -> None:
         """Frees what a request holds."""
         if job in self.loading and self.tiers:
-            self.tiers.pin(job.chunks, job.hit, -1)
+            self.tiers.unpin(job.chunks, job.hit, loaded=False)
         if job.slot >= 0:
             self.pool.close(job.slot)
             job.slot = -1

@@ -35,20 +35,27 @@ class Scheduler(Steps):
         After None, call again at `wake` or when a request arrives.
         """
         end = self._begin(now)
+        if end is None:
+            self._write_back(now)
         self._poll_loads()
         self._deliver(now if end is None else max(now, self._launched))
         return (
-            self._prefill_on(end) if end is not None and self.skip and self.ahead and len(self._prefill) == 1 else end
+            self._prefill_on(end)
+            if end is not None and self.skip and self.ahead and not self.notes_evictions and len(self._prefill) == 1
+            else end
         )
 
     def _begin(self, now: float) -> float | None:
         self._gpu_free = now
+        self._loaded = 0.0
         decided = self._decided if self._decoding or self._prefill else max(now, self._decided)
         if not self.running:
             for job in self.loading:
                 job.loaded = job.busy_until
         self._release_due(decided)
         self._drop_if_stuck(decided)
+        if self.tiers and self.tiers.fetches:
+            self._fetch(decided)
         context = int(self.pool.tokens[self._slots].sum())
         preempted = self._decode_one()
         if preempted:
@@ -68,9 +75,8 @@ class Scheduler(Steps):
             self._decided = now
             return self._begin(now)
         if not work:
-            return self._stretch(
-                now, batch, context, decided, together=self.skip and not preempted and not self._comes_closer()
-            )
+            together = self.skip and not (preempted or self.notes_evictions or self._comes_closer())
+            return self._stretch(now, batch, context, decided, together)
         prefill = [(new, cached) for _, new, cached in work]
         launch, seconds = self.cost.launch_seconds(prefill, batch), self.cost.work_seconds(prefill, batch, context)
         end = self._run(work, now, ready, launch, seconds)
@@ -144,7 +150,10 @@ class Scheduler(Steps):
                     self.loading.append(job)
                     job.loaded = None
                     continue
-                ready = max(ready, admitted)
+                if self._layerwise:
+                    self._loaded = max(self._loaded, admitted)
+                else:
+                    ready = max(ready, admitted)
             else:
                 break
             cached = int(self.pool.tokens[job.slot])
@@ -156,6 +165,25 @@ class Scheduler(Steps):
             budget -= new
         return ready
 
+    def _fetch(self, now: float) -> None:
+        """Has storage send KV of requests that have come; those that wait for it let others pass."""
+        pool, tiers = self.pool, self.tiers
+        assert tiers is not None
+        for job in [job for job in self.waiting if not job.asked and job.arrived <= now]:
+            job.asked = True
+            self._open(job)
+            hits, _ = pool.match(job.slot, (job.total - 1) // pool.block_tokens)
+            chunks = job.chunks[: self._full_chunks(job.total)]
+            job.prefetch = tiers.prefetch(chunks, hits * pool.block_tokens, now)
+            if job.prefetch and job.prefetch.ready > now:
+                job.load_s += job.prefetch.ready - now
+                self.waiting.remove(job)
+                self.fetching.append(job)
+        for job in [job for job in self.fetching if job.prefetch and job.prefetch.ready <= now]:
+            self.fetching.remove(job)
+            later = (place for place, other in enumerate(self.waiting) if other.arrived > job.arrived)
+            self.waiting.insert(next(later, len(self.waiting)), job)
+
     def _look_up(self, job: Job, now: float, ready: float) -> float | None:
         """Finds what the tiers hold of a waiting request and allocates it; None: it does not fit yet.
 
@@ -163,8 +191,7 @@ class Scheduler(Steps):
             When its KV from lower tiers is loaded; `ready` if there is none.
         """
         pool = self.pool
-        if job.slot < 0:
-            job.slot = pool.open(job.blocks, pool.blocks_for(job.goal))
+        self._open(job)
         hits, idle = pool.match(job.slot, (job.total - 1) // pool.block_tokens)
         gpu = hits * pool.block_tokens
         if pool.blocks_for(job.total) - hits + idle > pool.free:
@@ -172,23 +199,32 @@ class Scheduler(Steps):
             return None
         pool.hold(job.slot, hits)
         job.hit = hit = self.tiers.lookup(job.chunks[: self._full_chunks(job.total)], gpu, now) if self.tiers else Hit()
-        external = max(0, min(hit.chunks * self._chunk_tokens, job.total - 1) - gpu) if hit.parts else 0
-        if not external:
+        job.met = max(gpu, hit.chunks * self._chunk_tokens)
+        most = job.total - 1
+        if pool.radix:  # SGLang serves whole pages only
+            most -= most % pool.block_tokens
+            hit.parts = [(tier, begin, min(end, most // pool.block_tokens)) for tier, begin, end in hit.parts]
+        external = max(0, min(hit.chunks * self._chunk_tokens, most) - gpu) if hit.parts else 0
+        if not self.tiers or external < self.tiers.how.least_load:
+            external = 0
             hit.parts.clear()
+        if self.tiers and job.prefetch:
+            self.tiers.end_prefetch(job.chunks, job.prefetch, now)
         if job.served is None:
             attribute(job, gpu, external, self.pool, self.tiers, now)
         job.stored = max(job.stored, hit.chunks)
+        job.known = gpu + external
         if not external or not self.tiers:
             return ready
         blocking = self._blocking(hit)
         pool.extend(job.slot, gpu + external, label=blocking)
-        self.tiers.pin(job.chunks, hit, 1)
+        self.tiers.pin(job.chunks, hit)
         # LMCache copies slot mappings on the stream that computes, and so waits for the step under way.
-        start = max(ready, self._gpu_free) if blocking else now
+        start = max(ready, self._gpu_free) if blocking and not self._layerwise else now
         job.busy_until = self.tiers.load(job.chunks, hit, start)
         job.load_s += job.busy_until - start
         if blocking:
-            self.tiers.pin(job.chunks, hit, -1)
+            self.tiers.unpin(job.chunks, hit, loaded=True)
         return job.busy_until
 
     def _resume(self, job: Job) -> bool:
@@ -198,7 +234,7 @@ class Scheduler(Steps):
             return False
         self.loading.remove(job)
         if self.tiers:
-            self.tiers.pin(job.chunks, job.hit, -1)
+            self.tiers.unpin(job.chunks, job.hit, loaded=True)
         pool.label(job.slot)
         return True
 
@@ -218,3 +254,8 @@ class Scheduler(Steps):
 
     def _blocking(self, hit: Hit) -> bool:
         return all(tier.link.blocking_load for tier, _, _ in hit.parts)
+
+    @property
+    def _layerwise(self) -> bool:
+        """Whether a step computes the first layers while the others are loaded."""
+        return self.tiers is not None and self.tiers.how.loads == "layerwise"

@@ -15,6 +15,7 @@ class Steps(Requests):
     def wake(self, now: float) -> float | None:
         """When, after `now`, the next load or store ends that something waits for, or a request has come."""
         times = [job.busy_until if job.loaded is None else job.loaded for job in self.loading]
+        times += [job.prefetch.ready for job in self.fetching if job.prefetch]
         times += [time for time, _ in self._releases]
         if self.waiting:
             times.append(self.waiting[0].arrived)
@@ -39,13 +40,19 @@ class Steps(Requests):
 
         The GPU works on it for `seconds` from `now` on, or when it is prepared.
         """
-        ready += self.tiers.launch_delay(ready) if self.tiers else 0.0
+        if self.tiers:
+            ready = self._write_back(ready)
+            ready += self.tiers.launch_delay(ready)
         self._launched = ready + launch
-        end = max(max(now, ready + self.cost.fit.prepare_s) + seconds, self._launched)
+        end = max(max(now, ready + self.cost.fit.prepare_s) + seconds, self._launched, self._loaded)
         stored = self._store(work, end)
         if stored > end:
             self._launched = end = stored
         return end
+
+    def _write_back(self, now: float) -> float:
+        """Tells lower tiers what the GPU has evicted; returns when a step that needs the room can be launched."""
+        return self.tiers.evicted(self.pool.take_evicted(), now) if self.tiers and self.notes_evictions else now
 
     def _store(self, work: list[tuple[Job, int, int]], end: float) -> float:
         """Writes the chunks that a step completed through to lower tiers; returns when the step ends."""
@@ -67,6 +74,7 @@ class Steps(Requests):
 
         After a preemption the next step may admit again.
         """
+        now = max(now, self._write_back(decided)) if self.notes_evictions else now
         base = self.cost.decode_base(batch) + self.cost.decode_context_s * context
         steps = 1
         if together:

@@ -1,39 +1,32 @@
 """Cache tiers below GPU memory: chunks of the same key space, on links that take time.
 
-What is modelled, per connector:
-
-- ``lmcache`` (LMCache in the engine's process, ``lmcache/v1/storage_backend``): a lookup walks from the
-  first chunk, the CPU tier as far as its longest prefix goes, then disk, then remote; every full chunk
-  of a prompt that was computed is written through to all tiers; what a lower tier serves is written
-  back to the CPU tier; a chunk stays in the CPU tier, its staging buffer, until the disk has it; what
-  finds no room there is not stored at all, but a load from below waits for room, looking every 0.1 s
-  (``LocalCPUBackend.allocate``); chunks found are touched last chunk first; chunks of the output
-  are not stored (``save_decode_cache`` is off by default).
-- ``lmcache-mp`` (LMCache's server, ``lmcache/v1/distributed``): the same walk, but loads and stores run beside
-  the engine's steps, which keeps a request's GPU blocks until its stores have ended; what a lower tier serves
-  is not written back (``--l2-prefetch-policy default``); its memory evicts only in a loop that runs once a
-  second (`LowerTier.watermark`), and a store that finds too little free memory reaches no tier at all.
-- ``offload`` (vLLM's ``OffloadingConnector``): a lookup starts where the GPU's hit ends; every full block
-  is stored, also of the output, and the request's blocks are touched then; its GPU blocks stay held
-  until the stores have ended.
-
-A chunk is visible once its store has ended. A store never evicts a chunk that is still on its way.
+What tells one connector from another is in `replay.engine.connectors`. A chunk is visible once its store has ended.
+A store never evicts a chunk that is still on its way. A tier takes what is handed to it when it is computed (written
+through), or the CPU tier what the GPU evicts (written back); it hands all that on to the tiers below.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from replay.backends.preset import LowerTier
 from replay.engine.chunks import ChunkCache
+from replay.engine.connectors import CONNECTORS
 from replay.engine.lru import Int32s
+from replay.engine.pool import BlockPool
 from replay.engine.profiles import Link
+from replay.errors import ReplayError
 
 RETRY_S = 0.1
 """Between two looks for room in the staging buffer (``LocalCPUBackend.allocate``)."""
+PREFETCH_TOKENS = 256
+"""Fewest tokens that SGLang brings from storage to CPU memory (``prefetch_threshold``)."""
+PREFETCH_S = (1.0, 0.25)
+"""How long a request waits for them under ``timeout``: seconds, and more for each 1,024 tokens."""
 
 
 @dataclass(slots=True)
@@ -47,11 +40,23 @@ class Hit:
 
 
 @dataclass(slots=True)
+class Prefetch:
+    """Chunks that storage sends to CPU memory for a request that waits: tier, first one and end."""
+
+    tier: Tier
+    begin: int
+    end: int
+    ready: float
+    """Until when the request waits for them."""
+
+
+@dataclass(slots=True)
 class Tier:
     """A tier's contents and its link; loads queue on the link, and so do stores."""
 
     cache: ChunkCache
     link: Link
+    settings: LowerTier
     load_free: float = 0.0
     store_free: float = 0.0
     dirtied: float = 0.0
@@ -80,44 +85,67 @@ class TierStack:
         chunk_tokens: int,
         token_bytes: float,
         beside: TierStack | None = None,
+        under: BlockPool | None = None,
     ):
         """Empty tiers.
 
         Args:
             tiers: names and sizes.
             links: the link of each.
-            connector: ``lmcache``, ``lmcache-mp`` or ``offload``; decides how lookups and stores work.
+            connector: one of `replay.engine.connectors.CONNECTORS`.
             chunk_tokens: tokens of one entry.
             token_bytes: KV bytes of one token.
             beside: the tiers of another instance; what all share is taken from there, link and all.
+            under: the GPU tier, where it is a radix tree whose ids the chunks share.
         """
         self.chunk_tokens = chunk_tokens
         self.chunk_bytes = chunk_tokens * token_bytes
-        self.from_start = connector != "offload"
-        """A lookup walks from the first chunk, whatever the GPU holds."""
-        self.stores_output = connector == "offload"
-        """Chunks of the output are stored too."""
-        self.holds_blocks = connector != "lmcache"
-        """GPU blocks are held until their stores have ended."""
-        self._server = connector == "lmcache-mp"
+        self.how = CONNECTORS[connector]
+        self._under = under
         theirs = beside.tiers if beside else []
-        shared = {tier.name: tier for tier in theirs if self._server or tier.name == "remote"}
+        shared = {tier.name: tier for tier in theirs if self.how.shares == "all" or tier.name == "remote"}
         self.own = [self._tier(name, tier, links[name]) for name, tier in tiers if name not in shared]
         """Those of this engine, and those that it shares and counts as the first."""
         self.shared = bool(shared)
         """Whether another engine uses one of them too."""
         named = {tier.name: tier for tier in self.own} | shared
         self.tiers: list[Tier] = [named[name] for name, _ in tiers]
+        top = self.tiers[0]
+        self.write = top.settings.write or self.how.writes[0]
+        """When the first tier gets what the GPU has: ``through``, ``through_selective`` or ``back``."""
+        self.fetches = self.how.prefetches and len(self.tiers) > 1
+        """Whether requests that wait have storage send what it holds to CPU memory."""
+        self._exclusive = top.settings.inclusion == "exclusive"
+        self._buffer = top if top.settings.staging else None
+        self._seen = self.tiers[:1] if self.fetches else [tier for tier in self.tiers if tier is not self._buffer]
+        """Those that a lookup sees."""
+        self._drops = self.how.drops_above if len(self.tiers) > 1 else self.how.drops
         self._disturbing = [tier for tier in self.tiers if tier.link.busy_launch_s]
+        self._uses: npt.NDArray[np.int8] = np.zeros(1, np.int8)
+        """Requests, up to two, that have used each chunk on the GPU, where that decides whether it is stored."""
 
     def _tier(self, name: str, tier: LowerTier, link: Link) -> Tier:
         capacity = int(tier.gib * 2**30 // self.chunk_bytes)
-        return Tier(ChunkCache(name, capacity, tier.policy, tier.watermark, tier.evict_ratio, tier.ttl_s), link)
+        loop, how = self.how.loop, self.how
+        watermark, ratio = tier.watermark, tier.evict_ratio
+        if watermark is None and loop and loop.watermark:
+            watermark, ratio = loop.watermark, loop.evict_ratio
+        cache = ChunkCache(
+            name, capacity, how.policy(name, tier), watermark, ratio, tier.ttl_s, loop, how.lease_s,
+            self._under if name == "cpu" else None,
+        )  # fmt: skip
+        if how.loads != "link":
+            link = msgspec.structs.replace(link, blocking_load=how.loads == "layerwise", blocking_store=False)
+        if how.batches and link.source == "derived":
+            link = msgspec.structs.replace(link, per_chunk_s=0.0, store_per_chunk_s=0.0)
+        return Tier(cache, link, tier)
 
     def know(self, count: int) -> None:
         """Makes room for chunk ids below `count`."""
         for tier in self.tiers:
             tier.cache.know(count)
+        if self.write == "through_selective" and count > len(self._uses):
+            self._uses = np.pad(self._uses, (0, max(count, 2 * len(self._uses)) - len(self._uses)))
 
     def lookup(self, ids: Int32s, gpu_tokens: int, now: float) -> Hit:
         """What the tiers can add to a GPU hit of `gpu_tokens` tokens.
@@ -128,71 +156,166 @@ class TierStack:
             now: chunks stored until then count.
         """
         begin = gpu_tokens // self.chunk_tokens
-        place = 0 if self.from_start else begin
+        place = 0 if self.how.from_start else begin
         hit = Hit()
-        for tier in self.tiers:
+        for tier in self._seen:
             tier.cache.pass_time(now)
             end = tier.cache.prefix(ids, place, now)
             if max(place, begin) < end:
                 hit.parts.append((tier, max(place, begin), end))
-            if self.from_start:
+            if self.how.from_start:
                 tier.cache.touch(ids, place, end, now)
             else:
                 tier.cache.touch(ids, 0, len(ids), now)
             place = end
-        if self.from_start or hit.parts:
+        if self.how.from_start or hit.parts:
             hit.chunks = place
         return hit
+
+    def prefetch(self, ids: Int32s, gpu_tokens: int, now: float) -> Prefetch | None:
+        """Has storage send what it holds, beyond GPU and CPU tier, of a request that waits to CPU memory.
+
+        Under ``timeout`` the request waits for it as long as SGLang lets it; what has not come by then does not come.
+
+        Returns:
+            None if storage has too little.
+        """
+        cpu, storage = self.tiers[0].cache, self.tiers[1]
+        begin = cpu.prefix(ids, gpu_tokens // self.chunk_tokens, now)
+        storage.cache.pass_time(now)
+        end = storage.cache.prefix(ids, begin, now)
+        if (end - begin) * self.chunk_tokens < PREFETCH_TOKENS:
+            return None
+        storage.cache.touch(ids, begin, end, now)
+        count = cpu.room(end - begin, now)
+        if count * self.chunk_tokens < PREFETCH_TOKENS:
+            return None
+        link, start = storage.link, max(now, storage.load_free)
+        each = link.load_seconds(count * self.chunk_bytes, count) / count
+        policy = storage.settings.prefetch or "timeout"
+        deadline = np.inf
+        if policy == "timeout":
+            deadline = now + PREFETCH_S[0] + PREFETCH_S[1] * count * self.chunk_tokens / 1024
+        come = int(min(count, max(0.0, (deadline - start) / each)))
+        done = start + come * each
+        if come:
+            cpu.insert(ids, begin, begin + come, now, start + each, each)
+            storage.load_free = done
+            storage.loads += come
+            storage.load_s += done - start
+        ready = now if policy == "best_effort" else done if come == count else deadline
+        return Prefetch(storage, begin, begin + come, ready)
+
+    def end_prefetch(self, ids: Int32s, prefetch: Prefetch, now: float) -> None:
+        """Stops a prefetch when its request is admitted: what is still on its way does not come."""
+        self.tiers[0].cache.give_up_unread(ids, prefetch.begin, prefetch.end, now)
 
     def load(self, ids: Int32s, hit: Hit, now: float) -> float:
         """Starts loading a hit; returns when its KV is in GPU memory.
 
-        Tiers are read one after the other; each load waits for those before it on the same link. What comes
-        from below the CPU tier is written back to it.
+        Tiers are read one after the other; each load waits for those before it on the same link.
+
+        Raises:
+            ReplayError: the engine would wait for ever.
         """
         top = self.tiers[0]
         below = [(begin, end) for tier, begin, end in hit.parts if tier is not top]
-        if below and top.name == "cpu" and not self._server:
-            begin, end = below[0][0], below[-1][1]
+        passes = bool(below) and self.how.promotes and top.name == "cpu"
+        begin, end = (below[0][0], below[-1][1]) if passes else (0, 0)
+        if passes:
+            self._let_through(now)
+            if self._buffer and end - begin > top.cache.capacity:
+                raise ReplayError(
+                    f"a load of {(end - begin) * self.chunk_tokens:,} tokens exceeds the staging buffer of "
+                    f"{top.cache.capacity * self.chunk_tokens:,} tokens, for which LMCache waits for ever; raise "
+                    "tiers.cpu.gib"
+                )
             wait = top.cache.room_at(end - begin, now) - now
             now += -(-wait // RETRY_S) * RETRY_S
-            top.cache.insert(ids, begin, end, now, now)
-        for tier, begin, end in hit.parts:
+            self._let_through(now)
+            if not self._buffer:
+                top.cache.insert(ids, begin, end, now, now)
+        first = now
+        for tier, begin_of, end_of in hit.parts:
             start = max(now, tier.load_free)
-            done = start + tier.link.load_seconds((end - begin) * self.chunk_bytes, end - begin)
+            done = start + tier.link.load_seconds((end_of - begin_of) * self.chunk_bytes, end_of - begin_of)
             tier.load_free = done
-            tier.loads += end - begin
+            tier.loads += end_of - begin_of
             tier.load_s += done - start
             now = done
+        if passes and self._buffer:
+            top.cache.insert(ids, begin, end, first, now)
         return now
+
+    def _let_through(self, now: float) -> None:
+        """Empties a tier that is only a buffer of what is no longer on its way."""
+        if self._buffer:
+            self._buffer.cache.let_through(now)
 
     def launch_delay(self, now: float) -> float:
         """Seconds by which writers that are at work at `now` delay the launch of a step with prefill."""
         return sum([tier.link.busy_launch_s for tier in self._disturbing if tier.store_free > now], 0.0)
 
-    def pin(self, ids: Int32s, hit: Hit, by: int) -> None:
-        """Protects the chunks of a hit while they are loaded (`by` = 1), or ends that (-1)."""
+    def pin(self, ids: Int32s, hit: Hit) -> None:
+        """Protects the chunks of a hit while they are loaded."""
         for tier, begin, end in hit.parts:
-            tier.cache.pin(ids, begin, end, by)
+            tier.cache.pin(ids, begin, end, 1)
+
+    def unpin(self, ids: Int32s, hit: Hit, loaded: bool) -> None:
+        """Ends that; what has been `loaded` leaves an exclusive tier."""
+        for tier, begin, end in hit.parts:
+            tier.cache.pin(ids, begin, end, -1)
+            if loaded and self._exclusive:
+                tier.cache.give_up(ids, begin, end)
 
     def store(self, ids: Int32s, begin: int, end: int, now: float) -> tuple[float, float]:
-        """Writes chunks through to every tier that lacks them.
+        """Takes note of chunks that the GPU has computed or used, and writes those through that are due.
 
         Returns:
-            Until when the engine's step waits, and when the last tier has them all.
+            Until when the engine's step waits, and when GPU blocks need no longer be held for it.
         """
-        held_up = complete = now
-        handed = now
-        full = self.tiers[0].cache.used >= self.tiers[0].cache.capacity
-        for depth, tier in enumerate(self.tiers):
+        if self.write == "back":
+            if self._exclusive:
+                self.tiers[0].cache.give_up(ids, begin, end)
+            return now, now
+        if self.write == "through_selective":
+            used = self._uses[ids[begin:end]]
+            self._uses[ids[begin:end]] = np.minimum(used + 1, 2)
+            end = begin + int(np.count_nonzero(used))  # whoever used a chunk has used all before it
+            if begin == end:
+                return now, now
+        held_up, complete = self._hand_down(ids, begin, end, now)
+        if not self.how.from_start:
+            self.tiers[0].cache.touch(ids, 0, end, now)
+        return held_up, complete
+
+    def evicted(self, ids: Int32s, now: float) -> float:
+        """Takes what the GPU has evicted, in the order in which that happened; returns until when a step waits."""
+        if self.write == "through_selective":
+            self._uses[ids] = 0
+        if self.write != "back" or not len(ids):
+            return now
+        top = self.tiers[0].cache
+        if self._under:
+            top.evict_doubles(top.missing(ids, 0, len(ids)) + top.used - top.capacity, now)
+        complete = self._hand_down(ids, 0, len(ids), now)[1]
+        return complete if self.how.evict_waits else now
+
+    def _hand_down(self, ids: Int32s, begin: int, end: int, now: float) -> tuple[float, float]:
+        """Writes chunks to every tier that lacks them, from the first one down."""
+        held_up = complete = handed = now
+        top = self.tiers[0]
+        full = top.cache.used >= top.cache.capacity
+        for tier in self.tiers:
             if tier.cache.ages:
                 tier.cache.pass_time(handed)
             count = tier.cache.missing(ids, begin, end)
-            if depth == 0 and self.from_start and (self._server or len(self.tiers) > 1):
+            if tier is top and self._drops != "each":
+                self._let_through(handed)
                 short = max(0, count - tier.cache.room(count, handed))
-                short = count if short and self._server else short
+                short = count if short and self._drops == "all" else short
                 if short:
-                    kept = begin if self._server else end - short
+                    kept = begin if self._drops == "all" else end - short
                     tier.cache.drop(ids, kept, end)
                     count, end = count - short, kept
             if not count:
@@ -204,13 +327,14 @@ class TierStack:
                 held_up = handed = done
             else:
                 tier.store_free = done
-            complete = max(complete, self._write(tier, ids, begin, end, count, handed, done))
+            written = self._write(tier, ids, begin, end, count, handed, done)
+            if tier is top or self.how.loads == "link":
+                complete = max(complete, written)
+            if self.how.loads != "link":
+                handed = max(handed, written)
             held_up += self._flush(tier, count)
-        top = self.tiers[0].cache
         for tier in self.tiers[1:]:
-            top.keep_until(ids, begin, end, tier.cache)
-        if not self.from_start:
-            top.touch(ids, 0, end, now)
+            top.cache.keep_until(ids, begin, end, tier.cache)
         return held_up, max(complete, held_up)
 
     def _flush(self, tier: Tier, count: int) -> float:

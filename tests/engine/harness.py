@@ -43,10 +43,13 @@ def backend(
 ) -> SimBackend | SimRouter:
     """A backend on a Qwen3-8B on an H200 with tiers of a few tokens; lower tiers by name, in tokens.
 
-    `tier` holds further fields of every lower tier.
+    `tier` holds further fields of every lower tier, `cpu_tier` and `storage` of the CPU tier and of those below.
     """
+    cpu, storage = settings.pop("cpu_tier", {}), settings.pop("storage", {})
     lower = {
-        name: LowerTier(gib=(settings.pop(name) + 0.5) * KV / 2**30, **(tier or {}))
+        name: LowerTier(
+            gib=(settings.pop(name) + 0.5) * KV / 2**30, **(tier or {}), **(cpu if name == "cpu" else storage)
+        )
         for name in ("cpu", "disk", "remote")
         if name in settings
     }
@@ -113,6 +116,18 @@ CONNECTORS = st.sampled_from(
     ]
 )
 
+EXCLUSIVE = {"write": "back", "inclusion": "exclusive"}
+HICACHE = [
+    {"connector": "hicache", "cpu": 300, "cpu_tier": {"write": "through"}},
+    {"connector": "hicache", "cpu": 120, "cpu_tier": {"write": "through"}},
+    {"connector": "hicache", "cpu": 120, "cpu_tier": {"write": "through_selective"}},
+    {"connector": "hicache", "cpu": 120, "cpu_tier": {"write": "back"}},
+    {"connector": "hicache", "cpu": 120, "disk": 400, "cpu_tier": {"write": "back"}},
+    {"connector": "hicache", "cpu": 300, "remote": 400, "storage": {"prefetch": "best_effort"}},
+    {"connector": "hicache", "cpu": 300, "disk": 200, "storage": {"prefetch": "wait_complete"}},
+    {"connector": "hicache", "cpu": 300, "disk": 400},
+]
+
 SETTINGS = CONNECTORS | st.sampled_from(
     [
         {"connector": "lmcache", "chunk": 8, "cpu": 96, "tier": {"policy": "fifo"}},
@@ -123,6 +138,17 @@ SETTINGS = CONNECTORS | st.sampled_from(
         {"connector": "lmcache-mp", "chunk": 8, "cpu": 96, "disk": 240, "tier": {"watermark": 0.5, "evict_ratio": 0.4}},
         {"connector": "lmcache-mp", "chunk": 8, "cpu": 96, "remote": 160},
         {"tensor_parallel": 2},
+        {"connector": "lmcache", "chunk": 8, "cpu": 200, "disk": 240, "cpu_tier": {"staging": True}},
+        {"connector": "lmcache-mp", "chunk": 8, "cpu": 96, "disk": 240, "cpu_tier": {"staging": True}},
+        {"connector": "offload", "cpu": 80, "disk": 240},
+        {"connector": "offload", "cpu": 48, "disk": 80, "remote": 160},
+        {"connector": "offload", "cpu": 80, "cpu_tier": {"write": "back"}},
+        {"connector": "offload", "cpu": 80, "cpu_tier": EXCLUSIVE},
+        {"connector": "mooncake", "remote": 160},
+        {"connector": "mooncake", "chunk": 8, "remote": 96, "tier": {"watermark": 0.6, "evict_ratio": 0.3}},
+        {"engine": "sglang", "block": 1},
+        {"engine": "sglang", "prefix_caching": False},
+        *({"engine": "sglang", **how} for how in HICACHE),
     ]
 )
 """Further settings that the naive caches do not know."""

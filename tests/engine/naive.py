@@ -126,3 +126,116 @@ class NaiveTiers:
             return len(keys)
         missing = sum(key not in self.tiers[top].keys for key in keys)
         return len(keys) - max(0, missing - self.tiers[top].capacity)
+
+
+@dataclass(eq=False)
+class Node:
+    """A node of SGLang's radix tree: pages, where they are, and when they were used last."""
+
+    pages: list[object]
+    parent: Node | None
+    used: int = 0
+    gpu: bool = True
+    cpu: bool = False
+    children: list[Node] = field(default_factory=list)
+
+
+class NaiveRadix:
+    """SGLang's radix tree for one request at a time, with as many pages as fit and, below, written-through memory."""
+
+    def __init__(self, pages: int, size: int, chunk: int, below: int = 0):
+        self.pages, self.size, self.chunk, self.below = pages, size, chunk, below
+        self.root = Node([], None)
+        self.now = 0
+
+    def serve(self, tokens: Sequence[object], prompt: int) -> tuple[int, int]:
+        """Serves a prompt and the output after it; returns tokens hit on the GPU and in CPU memory."""
+        self.now += 1
+        size = self.size
+        pages = [tuple(tokens[begin : begin + size]) for begin in range(0, len(tokens) - size + 1, size)]
+        path = self._match(pages[: (prompt - 1) // size])
+        on_gpu = sum(len(node.pages) for node in path if node.gpu)
+        on_cpu = sum(len(node.pages) for node in path) - on_gpu
+        if on_cpu * size < 10:
+            path = [node for node in path if node.gpu]
+            on_cpu = 0
+        for node in path:
+            node.used = self.now
+        self._make_room(-(-(len(tokens) - 1) // size) - on_gpu, path)
+        for node in path:
+            node.gpu = True
+        known, full = (on_gpu + on_cpu) * size, (len(tokens) - 1) // size
+        cuts = [*range(known, prompt, self.chunk), prompt, full * size]
+        for end in [min(cut // size, full) for cut in cuts[1:]]:
+            path = self._insert(pages[:end], path)
+        return on_gpu * size, on_cpu * size
+
+    def _match(self, pages: list[object]) -> list[Node]:
+        path, node = [], self.root
+        while pages:
+            child = next((child for child in node.children if child.pages[0] == pages[0]), None)
+            if child is None:
+                break
+            same = next((n for n, (a, b) in enumerate(zip(child.pages, pages, strict=False)) if a != b), None)
+            same = min(len(child.pages), len(pages)) if same is None else same
+            if same < len(child.pages):
+                child = self._split(child, same)
+            path.append(child)
+            node, pages = child, pages[same:]
+        return path
+
+    def _split(self, node: Node, count: int) -> Node:
+        head = Node(node.pages[:count], node.parent, node.used, node.gpu, node.cpu, [node])
+        node.parent.children[node.parent.children.index(node)] = head
+        node.pages, node.parent = node.pages[count:], head
+        return head
+
+    def _insert(self, pages: list[object], path: list[Node]) -> list[Node]:
+        held = sum(len(node.pages) for node in path)
+        while held < len(pages):  # what the tree lost from the GPU and keeps in CPU memory is there again
+            parent = path[-1] if path else self.root
+            child = next((child for child in parent.children if child.pages[0] == pages[held]), None)
+            if child is None:
+                child = Node(pages[held:], parent)
+                parent.children.append(child)
+            else:
+                found = self._match(pages)
+                child = found[len(path)]
+            child.gpu = True
+            path = [*path, child]
+            held += len(child.pages)
+        for node in path:
+            node.used = self.now
+            self._back_up(node)
+        return path
+
+    def _back_up(self, node: Node) -> None:
+        if node.cpu or not self.below:
+            return
+        while sum(len(other.pages) for other in self._all() if other.cpu) + len(node.pages) > self.below:
+            leaves = [other for other in self._all() if other.cpu and not other.gpu and not other.children]
+            self._remove(min(leaves, key=lambda other: other.used))
+        node.cpu = True
+
+    def _make_room(self, pages: int, path: list[Node]) -> None:
+        while sum(len(node.pages) for node in self._all() if node.gpu) + pages > self.pages:
+            leaves = [
+                node
+                for node in self._all()
+                if node.gpu and node not in path and not any(child.gpu for child in node.children)
+            ]
+            leaf = min(leaves, key=lambda node: node.used)
+            leaf.gpu = False
+            if not leaf.cpu:
+                self._remove(leaf)
+
+    def _remove(self, node: Node) -> None:
+        node.parent.children.remove(node)
+
+    def _all(self) -> list[Node]:
+        found, stack = [], list(self.root.children)
+        while stack:
+            node = stack.pop()
+            found.append(node)
+            stack.extend(node.children)
+        return found

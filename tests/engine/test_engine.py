@@ -6,7 +6,7 @@ import asyncio
 from itertools import pairwise
 
 from engine.harness import ASKS, CONNECTORS, SETTINGS, Ask, Session, backend, check_engine, fits, in_turn
-from engine.naive import NaivePool, NaiveTiers
+from engine.naive import NaivePool, NaiveRadix, NaiveTiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +28,21 @@ def test_serial_traces_agree_with_naive_caches(asks: list[Ask], how: dict[str, o
         expected: dict[str, int | None] = {"cpu": None, "disk": None, "remote": None, "gpu": gpu_tokens}
         expected |= tiers.serve(tokens, prompt.depth, gpu_tokens) if tiers else {}
         assert {name: getattr(outcome, name) for name in expected} == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(ASKS, st.sampled_from([1, 4]), st.sampled_from([184, 256, 400]), st.sampled_from([0, 700]))
+def test_serial_traces_agree_with_a_naive_radix_tree(asks: list[Ask], page: int, gpu: int, cpu: int) -> None:
+    asks = fits(asks)
+    how = {"connector": "hicache", "cpu": cpu} if cpu else {}
+    session, outcomes = in_turn(
+        asks, lambda: backend(gpu=gpu, block=page, engine="sglang", max_batched_tokens=24, max_seqs=4, **how)
+    )
+    tree = NaiveRadix(gpu // page, page, 24, cpu // page)
+    for ask, outcome, prompt, context in zip(asks, outcomes, session.prompts, session.contexts, strict=True):
+        tokens = session.tokens(context) if ask.output else [*session.tokens(prompt), "the one token"]
+        on_gpu, on_cpu = tree.serve(tokens, prompt.depth)
+        assert (outcome.gpu, outcome.cpu) == (on_gpu, on_cpu if cpu else None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -144,13 +159,17 @@ def together(asks: list[Ask], gpu: int, how: dict[str, object], one_by_one: bool
     return run(main(), virtual=True)
 
 
-@settings(max_examples=80, deadline=None)
+def served(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.gpu, outcome.cpu, outcome.disk, outcome.remote, outcome.lost
+
+
+@settings(max_examples=150, deadline=None)
 @given(ASKS, SETTINGS, st.sampled_from([188, 256]))
 def test_steps_taken_together_change_nothing(asks: list[Ask], how: dict[str, object], gpu: int) -> None:
     asks = fits(asks)
     skipping, stepping = (together(asks, gpu, how, one_by_one) for one_by_one in (False, True))
     for fast, slow in zip(skipping, stepping, strict=True):
-        assert (fast.gpu, fast.cpu, fast.disk, fast.lost) == (slow.gpu, slow.cpu, slow.disk, slow.lost)
+        assert served(fast) == served(slow)
         assert fast.preemptions == slow.preemptions
         assert abs(fast.first_token - slow.first_token) < 1e-6
         assert abs(fast.last_token - slow.last_token) < 1e-6

@@ -9,8 +9,8 @@ from replay.backends import preset as presets
 from replay.backends.preset import LowerTier
 from replay.engine import profiles
 from replay.engine.chunks import ChunkCache
+from replay.engine.connectors import check
 from replay.engine.cost import cost_model
-from replay.engine.engine import check
 from replay.engine.profiles import Link
 from replay.engine.tiers import TierStack
 from replay.errors import ReplayError

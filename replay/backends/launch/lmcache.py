@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from replay.backends.launch.command import LOOPBACK, Command, Services, compact
 from replay.backends.launch.probe import Probe
-from replay.backends.preset import Preset
+from replay.backends.preset import LowerTier, Preset
 from replay.errors import ReplayError
 
 _CHUNK = 256
@@ -36,7 +36,7 @@ def in_process(preset: Preset, services: Services) -> tuple[dict[str, Any], list
         # False: the buffer only stages loads and stores, and serves no hits.
         "LMCACHE_LOCAL_CPU": str(not cpu.staging),
         "LMCACHE_MAX_LOCAL_CPU_SIZE": f"{cpu.gib:g}",
-        "LMCACHE_CACHE_POLICY": cpu.policy.upper(),
+        "LMCACHE_CACHE_POLICY": (cpu.policy or "lru").upper(),
         "LMCACHE_EXTRA_CONFIG": compact({"enable_cache_usage_details_in_response": True}),
         "LMCACHE_INTERNAL_API_SERVER_HOST": LOOPBACK,
     }
@@ -97,7 +97,7 @@ def server(preset: Preset, probe: Probe, services: Services, recorder: Path | No
         f"{cpu.gib:g}",
         "--no-l1-use-lazy",
     ]
-    argv += ["--eviction-policy", cpu.policy.upper(), "--eviction-ratio", f"{cpu.evict_ratio:g}"]
+    argv += ["--eviction-policy", (cpu.policy or "lru").upper(), "--eviction-ratio", f"{cpu.evict_ratio:g}"]
     if cpu.watermark:
         argv += ["--eviction-trigger-watermark", f"{cpu.watermark:g}"]
     if probe.device == "cpu":
@@ -119,13 +119,13 @@ def _adapters(preset: Preset, services: Services) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     disk, remote = preset.tiers.disk, preset.tiers.remote
     if disk is not None:
-        found.append({"type": "fs_native", "base_path": disk.path, **_limit(disk.gib, disk.policy)})
+        found.append({"type": "fs_native", "base_path": disk.path, **_limit(disk)})
     if remote is not None and services.remote:
         where = urlsplit(services.remote)
-        found.append({"type": "resp", "host": where.hostname, "port": where.port, **_limit(remote.gib, remote.policy)})
+        found.append({"type": "resp", "host": where.hostname, "port": where.port, **_limit(remote)})
     return found
 
 
-def _limit(gib: float, policy: str) -> dict[str, Any]:
+def _limit(tier: LowerTier) -> dict[str, Any]:
     # LMCache enforces the capacity only where an eviction policy stands beside it.
-    return {"max_capacity_gb": gib, "eviction": {"eviction_policy": policy.upper()}}
+    return {"max_capacity_gb": tier.gib, "eviction": {"eviction_policy": (tier.policy or "lru").upper()}}

@@ -10,11 +10,11 @@ from typing import Any
 
 from replay.backends.launch.command import LOOPBACK, Command, Services, free_port
 from replay.backends.launch.probe import Probe, executable
-from replay.backends.preset import Preset
+from replay.backends.preset import LowerTier, Preset
 from replay.errors import ReplayError
 
 
-def master(probe: Probe, rpc_port: int) -> Command:
+def master(probe: Probe, rpc_port: int, tier: LowerTier) -> Command:
     """The command of mooncake_master, which by default would listen on every interface.
 
     Without its metadata server: that one does so whatever its host flag says (seen with 0.3.13), and peers find each
@@ -32,6 +32,8 @@ def master(probe: Probe, rpc_port: int) -> Command:
     metrics = free_port()
     argv = [program, "-rpc_address", LOOPBACK, "-rpc_port", str(rpc_port)]
     argv += ["-metrics_host", LOOPBACK, "-metrics_port", str(metrics)]
+    if tier.watermark is not None:
+        argv += ["-eviction_high_watermark_ratio", f"{tier.watermark:g}", "-eviction_ratio", f"{tier.evict_ratio:g}"]
     return Command("mooncake", argv, {}, f"tcp://{LOOPBACK}:{rpc_port}")
 
 

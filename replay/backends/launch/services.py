@@ -81,7 +81,7 @@ def _remote(preset: Preset, probe: Probe, scratch: Path, commands: list[Command]
         return tier.url
     port = free_port()
     if preset.connector == "mooncake":
-        commands.append(mooncake.master(probe, port))
+        commands.append(mooncake.master(probe, port, tier))
         return f"mooncakestore://{LOOPBACK}:{port}"
     program = executable("redis-server", probe.python) or executable("valkey-server", probe.python)
     if program is None:

@@ -59,7 +59,10 @@ def _hicache(preset: Preset, services: Services) -> tuple[list[str], dict[str, s
     if preset.connector not in ("hicache", "mooncake") or cpu is None:
         raise ReplayError(f"backend {preset.name}: SGLang's tiers need connector: hicache and tiers.cpu.gib")
     argv = ["--enable-hierarchical-cache", "--hicache-size", str(max(1, round(cpu.gib)))]
-    argv += ["--hicache-write-policy", "write_through"]
+    argv += ["--hicache-write-policy", f"write_{cpu.write or 'through'}"]
+    storage = disk or preset.tiers.remote
+    if storage and storage.prefetch:
+        argv += ["--hicache-storage-prefetch-policy", storage.prefetch]
     if preset.connector == "mooncake":
         return [*argv, "--hicache-storage-backend", "mooncake"], mooncake.hicache_env(preset, services)
     if disk is not None:

@@ -129,6 +129,11 @@ def _offload(preset: Preset, probe: Probe) -> tuple[dict[str, Any] | None, list[
     cpu, disk = preset.tiers.cpu, preset.tiers.disk
     if cpu is None:
         raise ReplayError(f"backend {preset.name}: vLLM's offload needs CPU memory; set tiers.cpu.gib")
+    if cpu.inclusion == "exclusive":
+        raise ReplayError(f"--target launch: backend {preset.name}: vLLM has no exclusive CPU tier; use --target sim")
+    if cpu.write == "back":
+        lazy = {"cpu_bytes_to_use": int(cpu.gib * 2**30), "lazy_offload": True}
+        return {"kv_connector": "SimpleCPUOffloadConnector", "kv_connector_extra_config": lazy}, [], {}
     if disk is None and preset.chunk_tokens is None and probe.knows("--kv-offloading-size"):
         return None, ["--kv-offloading-size", f"{cpu.gib:g}"], {}
     config: dict[str, Any] = {"cpu_bytes_to_use": int(cpu.gib * 2**30), "eviction_policy": "lru"}
