@@ -220,7 +220,7 @@ class _Run:
             warnings.append(f"sessions are clones: each family of the trace is played {schedule.duplication:.3g} times")
         if schedule.too_long:
             warnings.append(f"{schedule.too_long:,} turns were dropped because they do not fit the model's context")
-        if progress.skipped_s:
+        if schedule.settings.skip_idle and progress.skipped_s > 0:
             warnings.append(f"{progress.skipped_s:,.0f} idle seconds were skipped; caches saw shorter pauses")
         return {
             **own,
@@ -228,7 +228,8 @@ class _Run:
             "peak_in_flight": progress.peak_in_flight,
             "dropped_turns": progress.dropped,
             "incomplete": None if progress.stopped else getattr(backend, "incomplete", None),
-            "skipped_idle_s": progress.skipped_s,
+            "skipped_idle_s": max(0.0, progress.skipped_s),
+            "restarted_at_s": progress.restarted_at,
             "cache_before": about.get("cache_state_before_run") or about.get("cache_before") or "unknown",
             "timestamp_quantum_s": timestamp_quantum(self.trace),
             "warnings": warnings,

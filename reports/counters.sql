@@ -4,11 +4,24 @@
 -- Parameter: $run, a run's id. No rows without scrapes, or where the engine has none of these counters (vLLM has them).
 -- `lower` is what came from beyond the GPU, whatever the tier.
 -- Traps:
---   * `engine` is NULL where a counter fell: a restart lost what it had counted since the scrape before.
+--   * A restart by replay itself stands among the scrapes as 'replay:restarted', with a scrape just before and one after:
+--     what the engine counts for itself until it is ready again is left out.
+--   * `engine` is NULL where a counter fell otherwise: a restart lost what it had counted since the scrape before.
 --   * `requests` is NULL where some request failed, was cancelled or was sent more than once, for the engine may have
 --     counted it; and where some request does not say.
 --   * vLLM's prefix_cache_hits is not among them: it counts a waiting request again each time the scheduler looks at it.
-WITH samples AS (
+WITH scraped AS (
+  SELECT
+    *,
+    regexp_replace(name, '_total$', '') AS counter,
+    -- Instances are scraped one by one.
+    regexp_extract(coalesce(labels, ''), 'instance="(\d+)"', 1) AS instance
+  FROM scrapes
+  WHERE run_id = $run
+), numbered AS (
+  SELECT *, count(*) FILTER (counter = 'replay:restarted') OVER (PARTITION BY instance ORDER BY "at") AS restarts
+  FROM scraped
+), samples AS (
   SELECT
     CASE
       WHEN counter = 'vllm:prompt_tokens' THEN 'prompt'
@@ -20,15 +33,17 @@ WITH samples AS (
     labels,
     "at",
     value,
-    -- Instances are scraped one by one.
-    min("at") OVER (PARTITION BY regexp_extract(coalesce(labels, ''), 'instance="(\d+)"', 1)) AS first_at
-  FROM (SELECT *, regexp_replace(name, '_total$', '') AS counter FROM scrapes WHERE run_id = $run)
+    restarts,
+    min("at") OVER (PARTITION BY instance, restarts) AS first_at
+  FROM numbered
+  WHERE counter <> 'replay:restarted'
 ), steps AS (
   SELECT
     kind,
     value,
     -- A counter that appears later started at 0: exporters create labelled counters at first use.
-    lag(value, 1, CASE WHEN "at" = first_at THEN value ELSE 0 END) OVER (PARTITION BY kind, labels ORDER BY "at") AS before
+    lag(value, 1, CASE WHEN "at" = first_at THEN value ELSE 0 END)
+      OVER (PARTITION BY kind, labels, restarts ORDER BY "at") AS before
   FROM samples
   WHERE kind IS NOT NULL
 ), engine AS (

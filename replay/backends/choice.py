@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from replay.backends.http.attribution.loss import Prefilled
 from replay.load.outcome import Request
 
 _WORTH = 0.5
 """Share of a prompt that an instance must hold to be preferred. With less, all that begins with the same system
 prompt would go to the instance that saw it first; the rest goes where least is in flight."""
+
+
+class Taken(NamedTuple):
+    """The instance for a request, and what it was sent before."""
+
+    instance: int
+    held: int
+    """Tokens of the prompt that began an earlier prompt to it."""
+    warm: int | None
+    """Of these, since the engines were last restarted; null: they never were."""
 
 
 class Choice:
@@ -26,18 +38,27 @@ class Choice:
         self.requests = [0] * instances
         """Requests that each instance got."""
         self._sent = [Prefilled() for _ in range(instances)]
+        self._since: list[Prefilled] | None = None
         self._in_flight = [0] * instances
         self._home: dict[str, int] = {}
         self._turns = 0
 
-    def take(self, request: Request) -> tuple[int, int]:
-        """The instance for a request that is sent now, and the tokens of its prompt that it was sent before."""
+    def take(self, request: Request) -> Taken:
+        """The instance for a request that is sent now."""
         held = [sent.longest(request.tree, request.tip) for sent in self._sent]
         chosen = self._choose(request, held)
         self._sent[chosen].add(request.tree, request.context)
+        warm = None
+        if self._since is not None:
+            warm = self._since[chosen].longest(request.tree, request.tip)
+            self._since[chosen].add(request.tree, request.context)
         self._in_flight[chosen] += 1
         self.requests[chosen] += 1
-        return chosen, held[chosen]
+        return Taken(chosen, held[chosen], warm)
+
+    def restarted(self) -> None:
+        """Notes that the engines were restarted. A router does not hear of that: its choices stay as they are."""
+        self._since = [Prefilled() for _ in self._sent]
 
     def done(self, instance: int) -> None:
         """Notes that a request to this instance has ended."""

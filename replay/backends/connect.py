@@ -278,9 +278,10 @@ class LaunchedBackend:
         return outcome
 
     async def restart(self) -> None:
-        """Restarts the engine; its disk tier and LMCache's server stay."""
+        """Restarts the engine, all its instances; their disk tiers and LMCache's server stay."""
+        await self.http.restarting()
         await self.engine.restart()
-        self.http.restarted()
+        await self.http.restarted()
 
     @property
     def scraper(self) -> Any:

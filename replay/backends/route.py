@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
-from replay.backends.choice import Choice
+from replay.backends.choice import Choice, Taken
 from replay.backends.clients import checked
 from replay.backends.http import HttpBackend
 from replay.backends.http.metrics import Sample
@@ -53,14 +53,14 @@ class Router:
 
     async def send(self, request: Request) -> Outcome:
         """Sends a request to the instance of its choice."""
-        chosen, held = self._choice.take(request)
+        taken = self._choice.take(request)
         try:
-            outcome = await self.clients[chosen].send(request)
+            outcome = await self.clients[taken.instance].send(request)
         finally:
-            self._choice.done(chosen)
-        outcome.instance = chosen
+            self._choice.done(taken.instance)
+        outcome.instance = taken.instance
         if self._apart:
-            explain(outcome, request.ideal, held)
+            explain(outcome, request.ideal, taken)
         return outcome
 
     async def restart(self) -> None:
@@ -71,9 +71,16 @@ class Router:
         """
         await self.clients[0].restart()
 
-    def restarted(self) -> None:
-        """Notes that whoever owns the servers has restarted the engines."""
-        self.clients[0].restarted()
+    async def restarting(self) -> None:
+        """Whoever owns the servers is about to restart the engines; see `HttpBackend.restarting`."""
+        for client in self.clients:
+            await client.restarting()
+
+    async def restarted(self) -> None:
+        """They are back; see `HttpBackend.restarted`."""
+        self._choice.restarted()
+        for client in self.clients:
+            await client.restarted()
 
     @property
     def scraper(self) -> Scrapes:
@@ -110,22 +117,25 @@ class Router:
         return {**checked(self.clients), "requests_per_instance": list(self._choice.requests)}
 
 
-def explain(outcome: Outcome, ideal: int, held: int) -> None:
-    """Moves what only another instance was ever sent from ``unknown`` to ``never_stored``, in an outcome's loss.
+def explain(outcome: Outcome, ideal: int, taken: Taken) -> None:
+    """Tells in an outcome's loss what its instance was never sent, and what a restart took from it.
 
     Args:
         outcome: changed in place.
         ideal: tokens that any earlier request of the run shared.
-        held: tokens that an earlier request to the same instance shared.
+        taken: the instance, and what it was sent before.
     """
     if outcome.lost is None or outcome.prompt_tokens is None or outcome.computed is None:
         return
     served = outcome.prompt_tokens - outcome.computed
-    known = {cause: tokens for cause, tokens in outcome.lost.items() if cause != "unknown"}
-    left = max(0, ideal - served) - sum(known.values())
-    moved = max(0, min(left, ideal - max(held, served)))
-    known["never_stored"] = known.get("never_stored", 0) + moved
-    outcome.lost = {**known, "unknown": max(0, left - moved)}
+    # A client alone takes what any instance lost in a restart for cold.
+    known = {cause: tokens for cause, tokens in outcome.lost.items() if cause not in ("unknown", "cold")}
+    left = max(0, ideal - served - sum(known.values()))
+    elsewhere = min(left, max(0, ideal - max(taken.held, served)))
+    known["never_stored"] = known.get("never_stored", 0) + elsewhere
+    left -= elsewhere
+    cold = 0 if taken.warm is None else min(left, max(0, min(taken.held, ideal) - max(taken.warm, served)))
+    outcome.lost = {**known, "cold": cold, "unknown": left - cold}
 
 
 def _labelled(labels: str | None, instance: int) -> str:

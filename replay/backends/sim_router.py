@@ -37,7 +37,7 @@ class SimRouter:
 
     async def send(self, request: Request) -> Outcome:
         """Runs a request on the instance that the router chooses."""
-        chosen, _ = self._choice.take(request)
+        chosen = self._choice.take(request).instance
         try:
             outcome = await self.instances[chosen].send(request)
         finally:

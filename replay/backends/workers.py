@@ -239,9 +239,13 @@ class Workers:
         """
         await self._front.restart()
 
-    def restarted(self) -> None:
-        """Notes that whoever owns the servers has restarted the engines."""
-        self._front.restarted()
+    async def restarting(self) -> None:
+        """Whoever owns the servers is about to restart the engines."""
+        await self._front.restarting()
+
+    async def restarted(self) -> None:
+        """They are back."""
+        await self._front.restarted()
 
     @property
     def scraper(self) -> Any:

@@ -50,7 +50,7 @@ class Progress:
     lag: list[float] = field(default_factory=list)
     """Seconds by which the event loop woke late, sampled (real clock only)."""
     restarted_at: float | None = None
-    """When the engine was restarted (``--restart-at``), on the schedule's time."""
+    """When the engine was restarted (``--restart-at``), in seconds from the first request's."""
     stopped: bool = False
     """The run was interrupted."""
 
@@ -145,6 +145,9 @@ class Driver:
     # and runs ahead of it by the idle seconds jumped over.
 
     def _now(self) -> float:
+        return self._running() if self._restart_at is None else min(self._running(), self._restart_at)
+
+    def _running(self) -> float:
         return self._clock.now() - self._began + self.progress.skipped_s
 
     async def _sleep(self) -> None:
@@ -174,7 +177,7 @@ class Driver:
             times.append(self._restart_at)
         return min(times, default=None)
 
-    # Restart of the engine: nothing is sent until all is answered and the engine is back, and the
+    # Restart of the engine: once it is due nothing is sent until all is answered and the engine is back, and the
     # schedule's time stands still meanwhile, so that no request counts as late.
 
     def _restart_due(self) -> bool:
@@ -183,11 +186,11 @@ class Driver:
     async def _restart(self) -> None:
         if self.progress.in_flight:
             return
-        began = self._now()
-        self._restart_at = None
+        self.progress.restarted_at = self._running()
         await self.backend.restart()
-        self.progress.skipped_s -= self._now() - began
-        self.progress.restarted_at = began
+        assert self._restart_at is not None
+        self.progress.skipped_s -= self._running() - self._restart_at
+        self._restart_at = None
         self._wake.set()
 
     # Families and slots.

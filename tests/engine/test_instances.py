@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from engine.harness import ASKS, Ask, Session, backend, check_engine, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from replay.backends.choice import Choice
 from replay.load.clock import run
@@ -88,7 +88,7 @@ def test_a_router_takes_instances_in_turn_by_session_or_by_prefix(policy: str, e
             chosen = []
             for name, parent in (("a", -1), ("b", -1), ("a", 0), ("b", 1), ("b", 3), ("a", 2)):
                 request = session.place(Ask(parent, 1.0, name, 20, 4))
-                instance, _ = choice.take(replace(request, session=name))
+                instance = choice.take(replace(request, session=name)).instance
                 chosen.append(instance)
                 choice.done(instance)
         return chosen

@@ -144,6 +144,16 @@ def test_the_counters_of_several_instances_count_together(write: Write, make_row
     assert shown.counters["gpu"]["engine"] == sum(row["gpu_tokens"] for row in rows)
 
 
+def test_a_restart_by_replay_does_not_part_the_counters_from_the_requests(write: Write, make_rows: Rows) -> None:
+    rows = make_rows()
+    # After the restart they begin at what the engine asked itself, and end higher than they had been before.
+    after = [(at + 2, name, labels, value + 50_000) for at, name, labels, value in scraped(rows[50:])]
+    marked = [*scraped(rows[:50]), (1.5, "replay:restarted", None, 1.0), *after]
+    shown = report(write(rows, scrapes=marked))
+    assert shown.self_check["counters_agree"] and shown.run["verdict"] == "valid"
+    assert shown.counters["prompt"]["engine"] == shown.tokens["prompt"]
+
+
 def scraped(rows: list[dict[str, Any]], gpu: int = 0) -> list[tuple[float, str, str | None, float]]:
     """Two scrapes of vLLM's counters around a run; the GPU's is off by so many tokens."""
     prompt, computed, own = (sum(row[f"{key}_tokens"] for row in rows) for key in ("prompt", "computed", "gpu"))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.backends.choice import Choice
+from replay.backends.choice import Choice, Taken
 from replay.backends.connect import Where
 from replay.backends.preset import load
 from replay.backends.route import Router, explain
@@ -31,7 +31,7 @@ def chosen(policy: str, trace: Any, instances: int = 3) -> list[tuple[str, int]]
     choice = Choice(instances, policy)
     found = []
     for step in sorted(schedule.steps, key=lambda step: (step.position, step.family)):
-        instance, _ = choice.take(schedule.request(step, 0))
+        instance = choice.take(schedule.request(step, 0)).instance
         choice.done(instance)
         found.append((step.session, instance))
     return found
@@ -58,7 +58,7 @@ def test_a_session_that_continues_another_goes_to_its_prefix(kit: Any) -> None:
     choice = Choice(2, "prefix")
     homes = {}
     for step in schedule.steps:
-        homes[step.session], held = choice.take(schedule.request(step, 0))
+        homes[step.session], held, _ = choice.take(schedule.request(step, 0))
         choice.done(homes[step.session])
     assert homes["child"] == homes["s1"] != homes["s0"]
     assert held == schedule.steps[-1].tip.depth - 50
@@ -127,8 +127,13 @@ class Client:
     def __init__(self, preset: Any, outcome: Outcome):
         self.preset, self.outcome = preset, outcome
 
+    restarts = 0
+
     async def send(self, request: Request) -> Outcome:
         return self.outcome
+
+    async def restarted(self) -> None:
+        self.restarts += 1
 
 
 @pytest.mark.parametrize(("remote", "cause"), [(False, "never_stored"), (True, "unknown")])
@@ -152,12 +157,36 @@ def test_what_another_instance_was_sent_explains_a_loss_unless_they_share_tiers(
 @given(st.data())
 def test_an_explained_loss_sums_to_the_same(data: Any) -> None:
     prompt = data.draw(st.integers(1, 500))
-    ideal, held, computed = (data.draw(st.integers(0, prompt)) for _ in range(3))
+    ideal, held, computed, warm = (data.draw(st.integers(0, prompt)) for _ in range(4))
+    taken = Taken(0, held, data.draw(st.sampled_from([None, min(warm, held)])))
     total = max(0, ideal - (prompt - computed))
     granularity = data.draw(st.integers(0, total))
     outcome = Outcome("ok", prompt_tokens=prompt, computed=computed)
-    outcome.lost = {"granularity": granularity, "unknown": total - granularity}
-    explain(outcome, ideal, held)
+    cold = data.draw(st.integers(0, total - granularity)) if taken.warm is not None else 0
+    outcome.lost = {"granularity": granularity, "cold": cold, "unknown": total - granularity - cold}
+    explain(outcome, ideal, taken)
     assert sum(outcome.lost.values()) == total
     assert min(outcome.lost.values()) >= 0
     assert outcome.lost["never_stored"] == 0 or held < ideal
+    assert outcome.lost["cold"] == 0 or (taken.warm is not None and taken.warm < held)
+
+
+def test_what_a_restart_took_is_told_for_each_instance(kit: Any) -> None:
+    outcomes = [Outcome("ok", prompt_tokens=900, computed=900, lost={"cold": 300, "unknown": 300}) for _ in range(2)]
+    clients = [Client(load("vllm"), outcome) for outcome in outcomes]
+    router = Router(clients, "session")  # type: ignore[arg-type]
+    schedule = Schedule(kit.agents(2, turns=2), Settings())
+    steps = {step.id: step for step in schedule.steps}
+
+    async def main() -> Outcome:
+        for first in ("s0/0", "s1/0"):
+            await router.send(schedule.request(steps[first], 0))
+        await router.restarted()
+        # The other instance has the common system prompt again; this one has nothing.
+        await router.send(schedule.request(steps["s0/1"], 0))
+        outcomes[1].lost = {"cold": 300, "unknown": 300}
+        return await router.send(schedule.request(steps["s1/1"], 537))
+
+    lost = asyncio.run(main()).lost
+    assert lost is not None and {name: n for name, n in lost.items() if n} == {"cold": 537}
+    assert [client.restarts for client in clients] == [1, 1]

@@ -226,9 +226,16 @@ class HttpBackend:
         """
         raise ReplayError(f"--restart-at: {self.url} is not ours to restart; use --target launch or sim")
 
-    def restarted(self) -> None:
-        """Notes that whoever owns the server has restarted the engine: what is lost from now on may be `cold`."""
+    async def restarting(self) -> None:
+        """Whoever owns the server is about to restart the engine: its counters are read, and not until it is back."""
+        if self.scraper is not None:
+            await self.scraper.stop()
+
+    async def restarted(self) -> None:
+        """The engine is back: what is lost from now on may be `cold`, and its counters begin anew."""
         self._known.restarted()
+        if self.scraper is not None:
+            await self.scraper.restart()
 
     def scrapes(self) -> list[Sample]:
         """Rows of the table `scrapes`: what the server's metrics said."""

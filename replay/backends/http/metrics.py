@@ -18,6 +18,10 @@ _LINE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
+RESTARTED = "replay:restarted"
+"""Name of the sample that stands between those of a server before and after a restart."""
+
+
 class Sample(NamedTuple):
     """One value: a row of the table `scrapes`."""
 
@@ -108,7 +112,14 @@ class Scraper:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+            self._task = None
             await self.scrape()
+
+    async def restart(self) -> None:
+        """Goes on after a restart of the server, which is noted as a sample `RESTARTED`."""
+        if self.samples:
+            self.samples.append(Sample(self._now(), RESTARTED, None, 1.0))
+            await self.start()
 
     async def scrape(self) -> None:
         """Adds the samples of now."""
