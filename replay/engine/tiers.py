@@ -197,9 +197,9 @@ class TierStack:
         if policy == "timeout":
             deadline = now + PREFETCH_S[0] + PREFETCH_S[1] * count * self.chunk_tokens / 1024
         come = int(min(count, max(0.0, (deadline - start) / each)))
-        done = start + come * each
+        done = start
         if come:
-            cpu.insert(ids, begin, begin + come, now, start + each, each)
+            done = cpu.insert(ids, begin, begin + come, now, start + each, each)
             storage.load_free = done
             storage.loads += come
             storage.load_s += done - start
