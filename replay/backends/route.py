@@ -60,7 +60,7 @@ class Router:
             self._choice.done(taken.instance)
         outcome.instance = taken.instance
         if self._apart:
-            explain(outcome, request.ideal, taken)
+            explain(outcome, request.ideal, taken, self.clients[0].preset.block_tokens)
         return outcome
 
     async def restart(self) -> None:
@@ -117,13 +117,14 @@ class Router:
         return {**checked(self.clients), "requests_per_instance": list(self._choice.requests)}
 
 
-def explain(outcome: Outcome, ideal: int, taken: Taken) -> None:
+def explain(outcome: Outcome, ideal: int, taken: Taken, block: int) -> None:
     """Tells in an outcome's loss what its instance was never sent, and what a restart took from it.
 
     Args:
         outcome: changed in place.
         ideal: tokens that any earlier request of the run shared.
         taken: the instance, and what it was sent before.
+        block: tokens of its blocks; one that it has in part, it cannot serve.
     """
     if outcome.lost is None or outcome.prompt_tokens is None or outcome.computed is None:
         return
@@ -131,10 +132,14 @@ def explain(outcome: Outcome, ideal: int, taken: Taken) -> None:
     # A client alone takes what any instance lost in a restart for cold.
     known = {cause: tokens for cause, tokens in outcome.lost.items() if cause not in ("unknown", "cold")}
     left = max(0, ideal - served - sum(known.values()))
-    elsewhere = min(left, max(0, ideal - max(taken.held, served)))
+
+    def beyond(end: int, sent: int) -> int:
+        return max(0, end - max(sent // block * block, served)) if sent < end else 0
+
+    elsewhere = min(left, beyond(ideal, taken.held))
     known["never_stored"] = known.get("never_stored", 0) + elsewhere
     left -= elsewhere
-    cold = 0 if taken.warm is None else min(left, max(0, min(taken.held, ideal) - max(taken.warm, served)))
+    cold = 0 if taken.warm is None else min(left, beyond(min(taken.held, ideal), taken.warm))
     outcome.lost = {**known, "cold": cold, "unknown": left - cold}
 
 

@@ -211,9 +211,15 @@ def bench(
         yield running
 
 
-@pytest.fixture
-def trace() -> Callable[..., Trace]:
+@pytest.fixture(scope="session")
+def trace_of() -> Callable[..., Trace]:
+    """See `agents`."""
     return agents
+
+
+@pytest.fixture
+def trace(trace_of: Callable[..., Trace]) -> Callable[..., Trace]:
+    return trace_of
 
 
 @pytest.fixture

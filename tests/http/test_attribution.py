@@ -303,7 +303,8 @@ def test_loss_is_split_and_adds_up(
     ("served", "warm", "expected"),
     [
         (0, 0, {"cold": 96, "granularity": 4}),
-        (0, 40, {"cold": 60, "granularity": 4, "unknown": 36}),
+        (0, 40, {"cold": 68, "granularity": 4, "unknown": 28}),
+        (32, 40, {"cold": 64, "granularity": 4}),
         (96, 0, {"granularity": 4}),
     ],
 )

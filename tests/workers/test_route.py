@@ -164,7 +164,7 @@ def test_an_explained_loss_sums_to_the_same(data: Any) -> None:
     outcome = Outcome("ok", prompt_tokens=prompt, computed=computed)
     cold = data.draw(st.integers(0, total - granularity)) if taken.warm is not None else 0
     outcome.lost = {"granularity": granularity, "cold": cold, "unknown": total - granularity - cold}
-    explain(outcome, ideal, taken)
+    explain(outcome, ideal, taken, data.draw(st.sampled_from([1, 16, 128])))
     assert sum(outcome.lost.values()) == total
     assert min(outcome.lost.values()) >= 0
     assert outcome.lost["never_stored"] == 0 or held < ideal

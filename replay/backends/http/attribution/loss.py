@@ -103,8 +103,9 @@ def split(
     # The last prompt token always runs, and only whole blocks are kept.
     reachable = max(0, min(ideal, prefilled, prompt - 1))
     give("granularity", min(ideal, prefilled) - reachable // preset.block_tokens * preset.block_tokens)
-    if warm is not None:
-        give("cold", min(ideal, prefilled) - max(warm, cached))
+    if warm is not None and warm < min(ideal, prefilled):
+        # Of the last block since the restart the rest is cold, and so all of it.
+        give("cold", min(ideal, prefilled) - max(warm // preset.block_tokens * preset.block_tokens, cached))
     if left:
         gone = evicted()
         if gone is not None:
