@@ -1,8 +1,9 @@
 """What the HTTP client costs, against an instant server: ``python benchmarks/client_speed.py``.
 
-Prints, with the goal beside each figure: requests/s and CPU per request for small prompts at concurrency 64,
-beside a bare aiohttp client in the same minute; CPU per request, and what the client adds to TTFT, for prompts
-of 128k tokens alone and 16 at once; how late requests arrive at 800 a second, driver included.
+Prints, with the goal beside each figure: requests/s and CPU per request for small prompts at concurrency 64, by the
+client alone, through the driver with every row stored, and by a bare aiohttp client in the same minute; CPU per
+request, and what the client adds to TTFT, for prompts of 128k tokens alone and 16 at once; how late requests arrive
+at 800 a second, every row stored.
 
 "Added" is the time from the client's `sent` stamp until the server has the head of the request, and from the
 server's first write to the client's `first_token` stamp; the server's own reading of the body is not the
@@ -17,10 +18,12 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from replay.load.content import Content
 from replay.load.driver import Driver
 from replay.load.outcome import Outcome, Request
 from replay.load.schedule import Schedule, Settings
+from replay.results.store import Store
 from replay.trace import ROOT, Header, PrefixTree, Trace, Turn
 
 PORT = 18400
@@ -114,26 +118,31 @@ async def play(case: Case, port: int) -> Played:
         return Played(sent, time.process_time() - cpu, time.monotonic() - wall)
 
 
-async def play_on_time(case: Case, port: int) -> Played:
-    """Sends single-turn sessions through the driver, `case.rate` a second."""
+async def play_stored(case: Case, port: int) -> Played:
+    """Sends single-turn sessions through the driver, `case.rate` a second or some at once, and stores every row."""
     turns = [
-        Turn(session=str(i), turn=0, at=i / case.rate, append=[(str(i), case.prompt)], output=case.chunks)
+        Turn(session=str(i), turn=0, at=i / case.rate if case.rate else 0.0, append=[(str(i), case.prompt)],
+             output=case.chunks)
         for i in range(case.count)
-    ]
-    schedule = Schedule(Trace(Header(format="replay-trace", version=1, name="rate"), turns), Settings())
+    ]  # fmt: skip
+    settings = Settings(concurrency=None if case.rate else case.concurrency)
+    schedule = Schedule(Trace(Header(format="replay-trace", version=1, name="rate"), turns), settings)
     clock = RunClock()
     origin = asyncio.get_running_loop().time() - clock.now()
-    rows: list[dict[str, Any]] = []
-    async with _backend(port, Content(1), clock) as backend:
-        cpu, wall = time.process_time(), time.monotonic()
-        await Driver(schedule, backend, rows.append).run(clock)
-        cpu, wall = time.process_time() - cpu, time.monotonic() - wall
-    for row in rows:
-        if row["status"] != "ok":
-            raise SystemExit(f"a request failed: {row['error']}")
-    names = [f"bench-{row['session']}/0" for row in rows]
-    times = [(row["due"] + origin, row["sent"] + origin, row["first_token"] + origin) for row in rows]
-    return Played([Sent(name, *stamps) for name, stamps in zip(names, times, strict=True)], cpu, wall)
+    with tempfile.TemporaryDirectory() as folder, Store.create_or_open(f"{folder}/runs.duckdb") as store:
+        run_id = store.begin_run({"name": "bench", "backend": "vllm", "target": "null server", "simulated": False})
+        async with _backend(port, Content(1), clock) as backend:
+            cpu, wall = time.process_time(), time.monotonic()
+            await Driver(schedule, backend, partial(store.add, run_id=run_id)).run(clock)
+            wall = time.monotonic() - wall
+            store.flush()
+            cpu = time.process_time() - cpu
+        sql = "SELECT session, due, sent, first_token FROM requests WHERE status = 'ok'"
+        rows = store.reader().execute(sql).fetchall()
+    if len(rows) < case.count:
+        raise SystemExit(f"{case.count - len(rows)} of {case.count} requests failed")
+    sent = [Sent(f"bench-{name}/0", *(at + origin for at in stamps)) for name, *stamps in rows]
+    return Played(sent, cpu, wall)
 
 
 def _backend(port: int, content: Content, clock: RunClock) -> HttpBackend:
@@ -207,8 +216,9 @@ def _wait(port: int) -> None:
 
 CASES = (
     Case("small", play, {"requests_per_s": 5_000, "cpu_ms": 0.25}, prompt=256, chunks=8, count=20_000, concurrency=64),
+    Case("small, all stored", play_stored, {"requests_per_s": 5_000, "cpu_ms": 0.25}, 128, 8, 20_000, 64),
     Case("small, bare aiohttp", play_bare, {}, prompt=256, chunks=8, count=20_000, concurrency=64),
-    Case("800 a second", play_on_time, {"late_ms_p99": 3.0}, prompt=512, chunks=8, count=6_000, rate=800.0),
+    Case("800 a second", play_stored, {"late_ms_p99": 3.0}, prompt=512, chunks=8, count=6_000, rate=800.0),
     Case("93k x20", play, {"cpu_ms": 5.0}, prompt=93_000, chunks=100, count=600, concurrency=20),
     Case("128k alone", play, {"added_ms_p50": 1.0}, prompt=128_000, chunks=100, count=100, split=True),
     Case("128k x16", play, {"added_ms_p50": 10.0}, prompt=128_000, chunks=100, count=160, concurrency=16, split=True),
