@@ -20,7 +20,8 @@ from replay.schema import DIALECT, definitions
 
 PRESETS = Path(__file__).parent / "presets"
 
-Gib = Annotated[float, Meta(gt=0)]
+Gib = Annotated[float, Meta(gt=0, le=1e9)]
+Gbps = Annotated[float, Meta(gt=0, le=1e9)]
 Policy = Literal["lru", "fifo", "lfu", "none"]
 Write = Literal["through", "through_selective", "back"]
 Inclusion = Literal["inclusive", "exclusive"]
@@ -60,13 +61,13 @@ class LowerTier(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     Mooncake's default."""
     evict_ratio: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """Share that one run of that loop frees."""
-    ttl_s: Annotated[float, Meta(gt=0)] | None = None
+    ttl_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Seconds after its last use at which an entry goes; null: never."""
     staging: bool = False
     """True: it holds entries only on their way to and from a lower tier, and serves no hits itself."""
-    gbps: Annotated[float, Meta(gt=0)] | None = None
+    gbps: Gbps | None = None
     """Bandwidth of loads in GB/s; null: the hardware profile's."""
-    store_gbps: Annotated[float, Meta(gt=0)] | None = None
+    store_gbps: Gbps | None = None
     """Bandwidth of stores in GB/s; null: the hardware profile's."""
 
 

@@ -181,6 +181,8 @@ def _problems(preset: Preset) -> Iterator[tuple[str, str]]:
     if preset.connector != "none" and how.engine != preset.engine:
         fitting = [name for name, other in CONNECTORS.items() if other.tiers and other.engine == preset.engine]
         yield f"connector {preset.connector} under engine {preset.engine}", f"use {' or '.join(fitting)}"
+    if how.tiers and not preset.lower():
+        yield f"connector {preset.connector} without tiers", f"set tiers.{how.tiers[0]}.gib"
     if preset.instances > 1:
         yield "more than one instance in one engine", "set instances to 1"
     if preset.engine == "sglang" and preset.chunk_tokens not in (None, preset.block_tokens):

@@ -28,8 +28,8 @@ ACTIVATION_RESERVE_GIB = 4.2
 """GPU memory that activations and CUDA graphs take beside weights and KV: what remains of an 80 GB H100
 after Qwen3-8B's weights and the 388,560 KV tokens that vLLM 0.30 reported there (8,192 batched tokens)."""
 
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e12)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -255,23 +255,26 @@ def gpu_kv_tokens(model: ModelProfile, gpu: GpuProfile, preset: Preset) -> int:
     beside the weights and `ACTIVATION_RESERVE_GIB` on each GPU.
 
     Raises:
-        ReplayError: nothing is left, or the heads cannot be split over ``tensor_parallel`` GPUs.
+        ReplayError: too little is asked for or left, or the heads cannot be split over ``tensor_parallel`` GPUs.
     """
     tier, size = preset.tiers.gpu, preset.tensor_parallel
     if model.shape.heads % size:
         raise ReplayError(f"{model.name}: {model.shape.heads} attention heads cannot be split over {size} GPUs")
-    if tier.tokens:
-        return tier.tokens
     per_token = model.kv_bytes_per_token(preset.kv_dtype) * model.kv_copies(size)
-    free = tier.gib or size * (gpu.memory_gib * MEMORY_USE - ACTIVATION_RESERVE_GIB) - model.weight_gib
-    tokens = int(free * GIB / per_token)
-    if tokens < preset.block_tokens:
+    asked, usable = tier.tokens or tier.gib, gpu.memory_gib * MEMORY_USE - ACTIVATION_RESERVE_GIB
+    tokens = tier.tokens or int((tier.gib or size * usable - model.weight_gib) * GIB / per_token)
+    if tokens >= 2 * preset.block_tokens:
+        return tokens
+    if asked:
         raise ReplayError(
-            f"{model.name} ({model.weight_gib:.1f} GiB of weights) leaves no room for KV on {size} x "
-            f"{gpu.name} ({gpu.memory_gib:.0f} GiB each); take a larger GPU "
-            f"or --set tensor_parallel={2 * size}"
+            f"backend {preset.name}: a GPU tier of {tokens:,} tokens is less than two blocks of {preset.block_tokens} "
+            "tokens; raise tiers.gpu.tokens or tiers.gpu.gib"
         )
-    return tokens
+    ranks = next((n for n in (2, 4, 8, 16, 32) if n > size and n * usable > model.weight_gib), None)
+    raise ReplayError(
+        f"{model.name} ({model.weight_gib:.1f} GiB of weights) leaves no room for KV on {size} x {gpu.name} "
+        f"({gpu.memory_gib:.0f} GiB each); take a larger GPU{f' or --set tensor_parallel={ranks}' if ranks else ''}"
+    )
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -97,6 +97,9 @@ class TierStack:
             token_bytes: KV bytes of one token.
             beside: the tiers of another instance; what all share is taken from there, link and all.
             under: the GPU tier, where it is a radix tree whose ids the chunks share.
+
+        Raises:
+            ReplayError: a tier that holds nothing.
         """
         self.chunk_tokens = chunk_tokens
         self.chunk_bytes = chunk_tokens * token_bytes
@@ -127,6 +130,11 @@ class TierStack:
     def _tier(self, name: str, tier: LowerTier, link: Link) -> Tier:
         capacity = int(tier.gib * 2**30 // self.chunk_bytes)
         loop, how = self.how.loop, self.how
+        if not capacity:
+            raise ReplayError(
+                f"tiers.{name}.gib {tier.gib:g} holds no entry of {self.chunk_tokens} tokens, which takes "
+                f"{self.chunk_bytes / 2**30:.2g} GiB; raise it"
+            )
         watermark, ratio = tier.watermark, tier.evict_ratio
         if watermark is None and loop and loop.watermark:
             watermark, ratio = loop.watermark, loop.evict_ratio

@@ -71,6 +71,18 @@ def test_a_model_larger_than_the_gpu_is_refused_with_what_to_do() -> None:
         profiles.gpu_kv_tokens(profiles.model("llama-3.1-70b"), profiles.gpu("h100"), preset.load("vllm"))
 
 
+def test_as_many_gpus_are_named_as_the_weights_need() -> None:
+    with pytest.raises(ReplayError, match="take a larger GPU or --set tensor_parallel=32"):
+        profiles.gpu_kv_tokens(profiles.model("deepseek-v3"), profiles.gpu("l40s"), preset.load("vllm"))
+
+
+@pytest.mark.parametrize("size", ["tokens=5", "gib=0.001"])
+def test_a_gpu_tier_of_less_than_two_blocks_is_refused(size: str) -> None:
+    with pytest.raises(ReplayError, match=r"less than two blocks of 16 tokens; raise tiers\.gpu\.tokens"):
+        small = preset.load("vllm", [f"tiers.gpu.{size}"])
+        profiles.gpu_kv_tokens(profiles.model("qwen3-8b"), profiles.gpu("h100"), small)
+
+
 def test_heads_that_do_not_split_over_the_gpus_are_refused() -> None:
     with pytest.raises(ReplayError, match="32 attention heads cannot be split over 3 GPUs"):
         three = preset.load("vllm", ["tensor_parallel=3"])
@@ -89,6 +101,9 @@ def test_unknown_names_are_answered_with_near_ones() -> None:
     [
         ({"hbm_gbps": 0}, "hbm_gbps"),
         ({"hbm_gbps": float("nan")}, "hbm_gbps"),
+        ({"hbm_gbps": float("inf")}, "hbm_gbps"),
+        ({"hbm_gbps": -5}, "hbm_gbps"),
+        ({"hbm_gbps": "fast"}, "hbm_gbps"),
         ({"memory_gib": None}, "memory_gib"),
         ({"links": {"lmcache": {"cpu": {"load_gbps": 0, "store_gbps": 1}}}}, "load_gbps"),
         ({"colour": "green"}, "colour"),

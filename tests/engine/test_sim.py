@@ -243,11 +243,45 @@ def test_what_can_never_fit_is_an_error_and_does_not_hang(prompt: int, output: i
         ("sglang-hicache", "prefix_caching=false", "prefix_caching: false under HiCache"),
         ("vllm", "instances=2", "more than one instance"),
         ("vllm", "max_batched_tokens=100", "must be at least max_seqs"),
+        ("vllm", "connector=lmcache", "connector lmcache without tiers .* set tiers.cpu.gib"),
+        ("vllm", "connector=mooncake", "connector mooncake without tiers .* set tiers.remote.gib"),
+        (
+            "lmcache-cpu",
+            "tiers.cpu.gib=0.001",
+            "holds no entry of 256 tokens, which takes 0.035 GiB; raise it",
+        ),
     ],
 )
 def test_what_is_not_modelled_is_refused(name: str, override: str, words: str) -> None:
     with pytest.raises(ReplayError, match=words):
         SimBackend(presets.load(name, [override]), "qwen3-8b", "h200", _Clock())
+
+
+@pytest.mark.parametrize("value", ["0", "-3", ".nan", ".inf", "much"])
+def test_a_tier_or_bandwidth_that_is_no_size_is_refused(value: str) -> None:
+    for field in ("gib", "gbps", "ttl_s"):
+        with pytest.raises(ReplayError, match=rf"tiers\.cpu\.{field}"):
+            presets.load("lmcache-cpu", [f"tiers.cpu.{field}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("tiers.disk.gibs=5", "did you mean tiers.disk.gib?"),
+        ("tier.disk.gib=5", "did you mean tiers.disk.gib?"),
+        ("watermark=0.5", "did you mean tiers.cpu.watermark?"),
+        ("zzz=1", "schemas/backend.schema.json has them all"),
+        ("tiers.cpu.gib.more=1", "did you mean tiers.cpu.gib?"),
+    ],
+)
+def test_an_override_of_an_unknown_field_names_the_nearest(override: str, near: str) -> None:
+    with pytest.raises(ReplayError, match="there is no field") as raised:
+        presets.load("lmcache-disk", [override])
+    assert near in str(raised.value)
+
+
+def test_names_of_the_users_own_go_below_where_the_preset_takes_them() -> None:
+    assert presets.load("vllm", ["launch.env.A=b"]).launch.env == {"A": "b"}
 
 
 class _Clock:
