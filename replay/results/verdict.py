@@ -123,7 +123,8 @@ def _client(checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _
 
 def _warnings(checks: Mapping[str, Any], self_check: Mapping[str, Any], warnings: _Reasons) -> None:
     quantum = self_check.get("timestamp_quantum_s")
-    warnings.add_if(bool(quantum), f"times in the trace are multiples of {quantum:g} s: shorter pauses are unknown")
+    if quantum:
+        warnings.append(f"times in the trace are multiples of {quantum:g} s: shorter pauses are unknown")
     ok = checks["ok"]
     warnings.add_if(
         bool(ok and checks["unattributed"]),
