@@ -18,6 +18,11 @@ size = args[args.index("--block-size") + 1]
 mode = os.environ.get("FAKE_MODE", "")
 print("INFO 11-29 12:00:00 [api.py:1] loading", flush=True)
 print("PATH of sockets", os.environ["VLLM_RPC_BASE_PATH"], "secret" if "OPENAI_API_KEY" in os.environ else "none")
+if mode == "one dies":
+    try:
+        open(os.environ["TMPDIR"] + "/first", "x").close()
+    except FileExistsError:
+        mode = "dies"
 if mode == "dies":
     print("(EngineCore pid=7) ERROR 11-29 12:00:01 [core.py:2] ValueError: the KV cache is too small")
     print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)

@@ -20,6 +20,7 @@ import pytest
 
 from replay.backends.launch import Launched
 from replay.backends.launch.command import Options
+from replay.backends.launch.process import Process
 from replay.backends.launch.services import with_disk_folder
 from replay.backends.preset import load
 from replay.errors import ReplayError
@@ -93,6 +94,33 @@ def test_flags_that_a_version_lacks_are_left_out(fake_vllm, tmp_path):
 def test_an_engine_that_dies_while_starting_is_an_error_with_the_cause_from_its_log(fake_vllm, tmp_path):
     with pytest.raises(ReplayError, match=r"exit code 3 .*ValueError: the KV cache is too small.*vllm-0\.log"):
         start(tmp_path, pids, mode="dies")
+
+
+def test_an_instance_that_dies_while_starting_takes_the_others_with_it(fake_vllm, tmp_path, monkeypatch):
+    started = []
+    spawn = Process.__init__
+
+    def noted(process, *arguments):
+        spawn(process, *arguments)
+        started.append(process.pid)
+
+    monkeypatch.setattr(Process, "__init__", noted)
+    with pytest.raises(ReplayError, match=r"vllm-[01] ended with exit code 3 .*the KV cache is too small"):
+        start(tmp_path, pids, "instances=2", mode="one dies")
+    assert len(started) == 2
+    assert not any(map(alive, started))
+
+
+def test_a_restart_restarts_every_instance_where_it_was(fake_vllm, tmp_path):
+    async def again(launched):
+        before, urls = await pids(launched), list(launched.urls)
+        await launched.restart()
+        return before, await pids(launched), urls == launched.urls, launched.capacity
+
+    before, after, same, capacity = start(tmp_path, again, "instances=2")
+    assert len(set(before) | set(after)) == 4 and same
+    assert capacity == {"gpu": 3200}
+    assert not any(map(alive, [*before, *after]))
 
 
 def test_an_engine_that_never_answers_is_stopped_and_reported(fake_vllm, tmp_path):
@@ -274,15 +302,17 @@ def test_api_keys_do_not_reach_the_engine_and_secrets_do_not_reach_the_run(fake_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_to_replay_ends_the_engine(fake_vllm, tmp_path, number):
+def test_a_signal_to_replay_ends_all_instances(fake_vllm, tmp_path, number):
     program = f"""
 import asyncio, sys
 from pathlib import Path
 from replay.backends.launch import Launched
 from replay.backends.launch.command import Options
+from replay.backends.launch.process import Process
 from replay.backends.preset import load
 async def main():
-    async with Launched(load("vllm"), Options("m"), log_dir=Path({str(tmp_path)!r}) / "logs") as launched:
+    preset = load("vllm", ["instances=2"])
+    async with Launched(preset, Options("m"), log_dir=Path({str(tmp_path)!r}) / "logs") as launched:
         print(launched._scratch, *[p for _, q in launched._engines for p in q.members()], flush=True)
         await asyncio.sleep(60)
 asyncio.run(main())
@@ -290,13 +320,14 @@ asyncio.run(main())
     replay = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    scratch, pid = replay.stdout.readline().split()
+    scratch, *started = replay.stdout.readline().split()
+    assert len(started) == 2
     os.kill(replay.pid, number)
     replay.communicate(timeout=30)
     end = time.monotonic() + 10
-    while alive(int(pid)) and time.monotonic() < end:
+    while any(alive(int(pid)) for pid in started) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not alive(int(pid))
+    assert not any(alive(int(pid)) for pid in started)
     if number == signal.SIGKILL:
         shutil.rmtree(scratch)  # nobody was left to do it
     assert not Path(scratch).exists()
