@@ -100,7 +100,7 @@ def _how(run: dict[str, Any]) -> Iterator[str]:
         yield f"tokens x{run['scale_tokens']:g}"
     if run["skip_idle"]:
         yield "idle time skipped"
-    if run["seed"] is not None:
+    if run["seed"]:
         yield f"seed {run['seed']}"
 
 
