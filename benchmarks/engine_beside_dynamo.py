@@ -30,8 +30,8 @@ HOST_GBPS, DISK_READ_GBPS, DISK_WRITE_GBPS = 50, 6, 3
 LEFT_OUT = """\
 Both: CPU seconds are those of the whole process, which reads the recording and replays it; "cached" is the share of
 prompt tokens served from any tier at a request's first admission.
-Ours leaves out SGLang's and TensorRT-LLM's schedulers and prefill and decode on separate GPUs, which Dynamo has. It
-stores a row for each request: its timeline, tokens of each tier, loss by cause.
+Ours leaves out TensorRT-LLM's scheduler and prefill and decode on separate GPUs, which Dynamo has. It stores a row
+for each request: its timeline, tokens of each tier, loss by cause.
 Dynamo leaves out all of these here: it keeps a summary only (its rows a request are off, which is its fastest), and
 has no disk share of a request and no loss. Its times are its default polynomial, of no named GPU and model; ours are
 a model's on a GPU. So queues differ, and what is evicted when: a bounded cache's shares may differ, an unlimited
