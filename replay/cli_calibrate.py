@@ -15,7 +15,7 @@ from replay.cli_output import emit
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.option("--trace", type=click.Path(path_type=Path), help="What was replayed, where SOURCE is a results file.")
 @click.option("--gpu", help="GPU profile to judge [default: the recorded runs' own].")
-@click.option("--draws", type=click.IntRange(1), default=7, show_default=True, help="Simulations of each run.")
+@click.option("--draws", type=click.IntRange(1), default=15, show_default=True, help="Simulations of each run.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.option("--format", "fmt", type=click.Choice(["table", "md"]), default="table", show_default=True)
 @click.option("--max-error", type=float, help="Exit with 1 if p50, p90 or a share is off by more percent or points.")

@@ -7,6 +7,7 @@ batch is the point:
 - *decode*: batches of equal prompts that decode together;
 - *mixed*: small prompts that come while one request decodes. What it loses to each is a launch, which
   lone requests do not tell from the time around their steps;
+- *sustained*: long prompts one right after the other, for the power cap;
 - *back*: a document, others until it has left the tiers above the slowest, and the document again.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import msgspec
@@ -25,7 +26,8 @@ from replay import runs
 from replay.backends.connect import Where
 from replay.backends.preset import Preset
 from replay.engine import fit
-from replay.engine.cost import CostModel
+from replay.engine.cost import CostModel, chunks
+from replay.engine.power import HOT_S
 from replay.engine.profiles import GIB, GpuProfile, Link, ModelProfile, StepFit
 from replay.errors import ReplayError
 from replay.load.schedule import Settings
@@ -44,7 +46,12 @@ WARM = 4
 """Requests before the first that counts: connections, compiled code, a clock that has woken up."""
 SMALL, SMALLS = 32, 8
 """Tokens of a prompt that interrupts, and how many do."""
-DOCUMENT = 8192
+DOCUMENT, QUESTION = 8192, 32
+"""Tokens of a document and of the question that makes each of its prompts another; without one the last token alone
+would be computed, and LMCache 0.5 does not load what such a prompt needs."""
+FULL, SUSTAINED = 8192, 12
+"""New tokens of a step that fills its budget, and how many of them follow each other."""
+CAP_ROUNDS = 4
 PREPARE = np.arange(0.0, 0.0201, 0.0005)
 """Candidates for the seconds that a step is prepared in: the formula is linear in the rest."""
 
@@ -55,6 +62,8 @@ class Grid:
 
     prefill: list[fit.Prefill] = field(default_factory=list)
     decode: list[fit.Decode] = field(default_factory=list)
+    sustained_s: float | None = None
+    """TTFT of `FULL` new tokens right after as many others; null: not measured."""
     interrupted_s: float = 0.0
     """What a decoding request loses to a small prompt that comes meanwhile."""
     back_s: float | None = None
@@ -79,9 +88,11 @@ def grid_trace(others: int) -> Trace:
     turns: list[Turn] = []
 
     def add(
-        session: str, number: int, tokens: int, output: int, after: list[str], name: str = "", pause: float = 0.05
+        session: str, number: int, tokens: int, output: int, after: list[str], document: str = "", pause: float = 0.06
     ) -> str:
-        own = [(name or f"{session}.{number}", tokens)]
+        own = [(f"{session}.{number}", tokens)]
+        if document:
+            own.insert(0, (document, DOCUMENT))
         at = None if after else 0.0
         turns.append(
             Turn(session=session, turn=number, at=at, after=after or None, pause=pause, append=own, output=output)
@@ -99,6 +110,8 @@ def grid_trace(others: int) -> Trace:
             number = 1
         # The one generated token of the prefix is no part of the GPU's cached blocks.
         last = [add(session, number, new, 1, last)]
+    for n in range(SUSTAINED):
+        last = [add(f"sustained {n}", 0, FULL, 1, last, pause=0.0)]
     for batch, context in BATCHES:
         last = [add(f"decode {batch} {context} {n}", 0, context, STEPS, last) for n in range(batch)]
     start = [add("mixed alone", 0, 512, STEPS * 2, last)]
@@ -108,7 +121,7 @@ def grid_trace(others: int) -> Trace:
     last = [f"mixed small {SMALLS - 1}/0", "mixed long/0"]
     if others:
         for number, name in enumerate(["first", *(f"other{n}" for n in range(others)), "first"]):
-            last = [add(f"back {number}", 0, DOCUMENT, 1, last, name=name)]
+            last = [add(f"back {number}", 0, QUESTION, 1, last, document=name)]
     return Trace(Header(format="replay-trace", version=1, name="calibration", synthetic=True), turns)
 
 
@@ -157,6 +170,8 @@ def _read(rows: dict[tuple[str, int], Any], others: int) -> Grid:
             grid.prefill.append(fit.Prefill(cached, row["computed_tokens"], row["first_token"] - row["sent"]))
         elif kind == "decode":
             batches.setdefault((int(numbers[0]), int(numbers[1])), []).append(row)
+    late = [rows[f"sustained {n}", 0] for n in range(SUSTAINED // 2, SUSTAINED)]
+    grid.sustained_s = mean(row["first_token"] - row["sent"] for row in late)
     for (batch, context), members in batches.items():
         last = max(members, key=lambda row: float(row["first_token"]))
         steps = last["output_tokens"] - 1
@@ -219,15 +234,39 @@ def _fit_steps(grid: Grid, most: int) -> StepFit:
     # A launch hides behind the step under way, and takes the place of another (replay.engine.scheduler).
     launch = min(alone, grid.interrupted_s + 2 * step)
     overhead = max(0.0, alone - max(launch, decode[0]))
-    fits = [
-        fit.fit_steps(grid.prefill, decode, overhead_s=overhead, prepare_s=float(p), max_batched_tokens=most)
-        for p in PREPARE
-    ]
-    return min(fits, key=lambda found: sum((_ttft(row, found, most) / row.ttft_s - 1) ** 2 for row in grid.prefill))
+    power_cap = 1.0
+    for _ in range(CAP_ROUNDS):  # each depends on the other, a little
+        fits = [
+            fit.fit_steps(
+                grid.prefill,
+                decode,
+                overhead_s=overhead,
+                prepare_s=float(p),
+                power_cap=power_cap,
+                max_batched_tokens=most,
+            )
+            for p in PREPARE
+        ]
+        best = min(fits, key=lambda f: sum((_ttft(row, f, most) / row.ttft_s - 1) ** 2 for row in grid.prefill))
+        rested = [row.ttft_s for row in grid.prefill if (row.cached, row.new) == (0, FULL)]
+        if grid.sustained_s is None or not rested:
+            break
+        power_cap = max(1.0, 1 + (grid.sustained_s - mean(rested)) / (best.token_s * _cool_tokens(best, most)))
+    return best
 
 
-def _ttft(row: fit.Prefill, fitted: StepFit, most: int) -> float:
-    cost = CostModel("measured", fitted, {}, most)
+def _cool_tokens(steps: StepFit, most: int) -> int:
+    """Of `FULL` new tokens alone, those that are computed before the power cap shows."""
+    cost, tokens, since = CostModel("measured", steps, {}, most), 0, 0.0
+    for size, held in chunks(FULL, 0, most):
+        if since < HOT_S:
+            tokens += size
+        since += cost.work_seconds([(size, held)], 0, 0)
+    return tokens
+
+
+def _ttft(row: fit.Prefill, fitted: StepFit, most: int, links: dict[str, Link] | None = None) -> float:
+    cost = CostModel("measured", fitted, links or {}, most)
     return cost.request_overhead(row.cached + row.new) + cost.prefill_seconds(row.new, row.cached)
 
 
@@ -255,18 +294,26 @@ def _fit_link(
         raise ReplayError(f"GPU profile {base.name}: no link to tier {tier!r} to start from; add one under links")
     chunk = preset.chunk_tokens or preset.block_tokens
     per_token = model.kv_bytes_per_token(preset.kv_dtype)
-    moved = (DOCUMENT - 1) // chunk * chunk
-    hit = _ttft(fit.Prefill(moved, DOCUMENT - moved, 0.0), steps, most)
+    above = {name: known[name] for name, _ in preset.lower()[:-1]}
+
+    def beyond(row: fit.Prefill) -> float:
+        """What a request took beyond its steps and the tiers above, stores among it."""
+        chunks = (row.cached + row.new) // chunk - row.cached // chunk
+        stores = sum(up.store_seconds(chunks * chunk * per_token, chunks) for up in above.values() if up.blocking_store)
+        return row.ttft_s - _ttft(row, steps, most, above) - stores
+
+    # Short requests store little: what they take beyond is the connector's.
+    request_s = max(0.0, median(beyond(row) for row in grid.prefill if row.new <= steps.graph_tokens))
+    moved = DOCUMENT // chunk * chunk
+    hit = _ttft(fit.Prefill(moved, DOCUMENT + QUESTION - moved, 0.0), steps, most, above) + request_s
     load_gbps = moved * per_token / max(1e-6, grid.back_s - hit) / 1e9
-    link = msgspec.structs.replace(known[tier], load_gbps=load_gbps, per_chunk_s=0.0, latency_s=0.0, source="measured")
+    link = msgspec.structs.replace(
+        known[tier], request_s=request_s, load_gbps=load_gbps, per_chunk_s=0.0, latency_s=0.0, source="measured"
+    )
     if link.blocking_store:
-        above = [known[name] for name, _ in preset.lower()[:-1]]
-        rates = []
-        for row in (row for row in grid.prefill if not row.cached and row.new >= chunk * 8):
-            chunks, nbytes = row.new // chunk, row.new // chunk * chunk * per_token
-            stores = row.ttft_s - _ttft(row, steps, most) - sum(up.store_seconds(nbytes, chunks) for up in above)
-            rates.append(stores / nbytes)
-        link = msgspec.structs.replace(link, store_gbps=1 / max(1e-6, mean(rates) * 1e9), store_per_chunk_s=0.0)
+        long = [row for row in grid.prefill if not row.cached and row.new >= chunk * 8]
+        rate = mean((beyond(row) - request_s) / (row.new // chunk * chunk * per_token) for row in long)
+        link = msgspec.structs.replace(link, store_gbps=1 / max(1e-6, rate * 1e9), store_per_chunk_s=0.0)
     back = Residual(f"back from {tier}", grid.back_s, hit + link.load_seconds(moved * per_token, moved // chunk))
     return base.links | {preset.connector: base.links.get(preset.connector, {}) | {tier: link}}, [back]
 

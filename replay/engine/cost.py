@@ -4,6 +4,7 @@ One step of continuous batching runs the prefill chunks of some requests and one
 request. Its time follows the mechanism, as a roofline over a launch floor::
 
     work  = max(weights, token_s * new tokens)             weights are read once, or compute dominates
+                                                           (token_s * power_cap: see `replay.engine.power`)
           + attention_s * sum of new * (cached + new / 2)  causal attention of each chunk
           + sequence_s * batch + context_s * context       decoding requests read their own KV
     step  = max(prepare_s + work, launch)                  if nothing ran before it
@@ -27,6 +28,7 @@ from typing import Literal
 import msgspec
 
 from replay.backends.preset import Preset
+from replay.engine.power import PowerCap
 from replay.engine.profiles import GpuProfile, Link, ModelProfile, StepFit, gpu_kv_tokens
 from replay.engine.profiles import gpu as gpu_profile
 from replay.engine.profiles import model as model_profile
@@ -58,11 +60,11 @@ class CostModel:
     @property
     def overhead_s(self) -> float:
         """Fixed seconds around the steps of a request; see `request_overhead` for the part that grows."""
-        return self.fit.overhead_s
+        return self.fit.overhead_s + sum(link.request_s for link in self.links.values())
 
     def request_overhead(self, prompt_tokens: int) -> float:
         """Seconds around the steps of a request with this prompt; they delay it and not other requests."""
-        return self.fit.overhead_s + self.fit.overhead_per_token_s * prompt_tokens
+        return self.overhead_s + self.fit.overhead_per_token_s * prompt_tokens
 
     def weights_read(self, tokens: int) -> float:
         """Seconds to read the weights that a step of `tokens` tokens needs."""
@@ -117,6 +119,7 @@ class CostModel:
         A chunk is launched while the one before it runs.
         """
         launched = end = 0.0
+        power = PowerCap(self.fit)
         whole, rest = divmod(new, self.max_batched_tokens)
         for size, steps in ((self.max_batched_tokens, whole), (rest, int(rest > 0))):
             if not steps:
@@ -126,7 +129,7 @@ class CostModel:
             for _ in range(steps):
                 start = max(end, launched + self.fit.prepare_s)
                 launched += launch
-                end = max(start + work, launched)
+                end = max(start + power.step(start, size, work), launched)
                 work += more
             cached += steps * size
         return end
@@ -202,6 +205,7 @@ def _derived(model: ModelProfile, gpu: GpuProfile, preset: Preset, links: dict[s
         weights_s=read_s * _read_params(new.dense_params, model) * new.weight_bytes + reduce_s,
         token_s=fit.token_s * new.active_params / old.active_params * compute + reduce_token_s,
         attention_s=fit.attention_s * new.attention_flops / old.attention_flops * attention,
+        power_cap=fit.power_cap,
         prepare_s=fit.prepare_s,
         launch_s=fit.launch_s * new.layers / old.layers + reduce_s,
         graph_launch_s=fit.graph_launch_s * new.layers / old.layers + reduce_s,

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.engine.cost import chunks
+from replay.engine.power import HOT_S
 from replay.engine.profiles import Link, StepFit
 from replay.errors import ReplayError
 
@@ -75,6 +76,7 @@ def fit_steps(
     *,
     overhead_s: float,
     prepare_s: float = 0.0,
+    power_cap: float = 1.0,
     max_batched_tokens: int = 8192,
     graph_tokens: int = 512,
 ) -> StepFit:
@@ -82,7 +84,7 @@ def fit_steps(
 
     A request alone shows only the sum of what passes around its steps (`overhead_s`) and of what launching
     its first step takes; the two differ for the others: they wait for a launch. So `overhead_s` is given,
-    and so is `prepare_s`.
+    and so are `prepare_s` and `power_cap`, which shows only where prefill goes on for long.
 
     Raises:
         ReplayError: the rows do not determine a coefficient that must be positive.
@@ -93,7 +95,10 @@ def fit_steps(
     fast = min((row.ttft_s for row in prefill if row.new <= graph_tokens), default=0.0)
     coefficients = np.array([0.0, weights_s / 256, weights_s / 1e7, fast, slow])
     for _ in range(ROUNDS):
-        rows = [_columns(row, coefficients, weights_s, prepare_s, max_batched_tokens, graph_tokens) for row in prefill]
+        rows = [
+            _columns(row, coefficients, weights_s, prepare_s, power_cap, max_batched_tokens, graph_tokens)
+            for row in prefill
+        ]
         columns, known = np.array([row[:-1] for row in rows]), np.array([row[-1] for row in rows]) + overhead_s
         solved = least_squares(columns, times, known)
         if np.allclose(solved, coefficients, rtol=1e-9, atol=0):
@@ -109,6 +114,7 @@ def fit_steps(
         weights_s=weights_s,
         token_s=token_s,
         attention_s=attention_s,
+        power_cap=power_cap,
         launch_s=launch_s,
         graph_launch_s=graph_launch_s,
         graph_tokens=graph_tokens,
@@ -118,7 +124,13 @@ def fit_steps(
 
 
 def _columns(
-    row: Prefill, coefficients: Floats, weights_s: float, prepare_s: float, most: int, graph_tokens: int
+    row: Prefill,
+    coefficients: Floats,
+    weights_s: float,
+    prepare_s: float,
+    power_cap: float,
+    most: int,
+    graph_tokens: int,
 ) -> tuple[float, float, float, float, float, float]:
     """Columns of overhead a token, token, attention and launches, and the seconds already known.
 
@@ -126,7 +138,7 @@ def _columns(
     """
     _, token_s, attention_s, *launch = coefficients
     tokens = pairs = known = 0.0
-    launches = [0.0, 0.0]
+    launches, since = [0.0, 0.0], 0.0
     for place, (new, cached) in enumerate(chunks(row.new, row.cached, most)):
         attended = new * (cached + new / 2)
         compute, work = token_s * new > weights_s, max(weights_s, token_s * new) + attention_s * attended
@@ -137,7 +149,8 @@ def _columns(
         known += prepare_s if place == 0 else 0.0
         pairs += attended
         if compute:
-            tokens += new
+            tokens += new * (power_cap if since >= HOT_S else 1.0)
+            since += work
         else:
             known += weights_s
     return row.cached + row.new, tokens, pairs, launches[0], launches[1], known

@@ -43,6 +43,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """Tier to GPU."""
     store_gbps: Positive
     """GPU to tier, as seen by the engine step that stores."""
+    request_s: NotNegative = 0.0
+    """Around every request, whether it loads or not: the connector's look-ups and hooks."""
     latency_s: NotNegative = 0.0
     """Once for a load."""
     per_chunk_s: NotNegative = 0.0
@@ -94,6 +96,8 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     """For each prefilled token."""
     attention_s: Positive
     """For each pair of a prefilled token and a token that it attends to."""
+    power_cap: Annotated[float, Meta(ge=1)] = 1.0
+    """Factor on `token_s` while the GPU's power cap holds its clock down; see `replay.engine.power`."""
     prepare_s: NotNegative = 0.0
     """CPU time of a step with prefill before the GPU can begin: inputs, block tables."""
     launch_s: NotNegative

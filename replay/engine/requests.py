@@ -10,6 +10,7 @@ from replay.engine.cost import CostModel
 from replay.engine.job import Job
 from replay.engine.lru import Int32s, Int64s
 from replay.engine.pool import UNFINISHED, BlockPool
+from replay.engine.power import PowerCap
 from replay.engine.stretch import Stretch
 from replay.engine.tiers import TierStack
 
@@ -53,6 +54,7 @@ class Requests:
         """When the next step is decided: what happened later does not count in it."""
         self._launched = 0.0
         """When the CPU has launched the last step under way."""
+        self._power = PowerCap(cost.fit)
         self._gpu_free = 0.0
         """When the GPU has ended the step under way."""
         self._tokens_of: tuple[list[Job], list[Job]] = ([], [])

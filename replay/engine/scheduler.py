@@ -48,7 +48,8 @@ class Scheduler(Steps):
     def _begin(self, now: float) -> float | None:
         self._gpu_free = now
         self._loaded = 0.0
-        decided = self._decided if self._decoding or self._prefill else max(now, self._decided)
+        waited = bool(self.waiting) and self.waiting[0].arrived <= self._decided
+        decided = self._decided if self._decoding or self._prefill or waited else max(now, self._decided)
         if not self.running:
             for job in self.loading:
                 job.loaded = job.busy_until

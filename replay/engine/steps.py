@@ -44,7 +44,9 @@ class Steps(Requests):
             ready = self._write_back(ready)
             ready += self.tiers.launch_delay(ready)
         self._launched = ready + launch
-        end = max(max(now, ready + self.cost.fit.prepare_s) + seconds, self._launched, self._loaded)
+        start = max(now, ready + self.cost.fit.prepare_s)
+        seconds = self._power.step(start, sum(new for _, new, _ in work), seconds)
+        end = max(start + seconds, self._launched, self._loaded)
         stored = self._store(work, end)
         if stored > end:
             self._launched = end = stored

