@@ -7,7 +7,8 @@
 --   * `unbalanced` are requests whose tiers do not sum to the prompt (or exceed it, where some tier is unknown), or
 --     whose causes of loss do not sum to the loss. Cached tokens of which no tier is known (`unnamed_tokens`) balance.
 --   * `warm` are requests that were served more tokens than the run itself had sent before, beyond one 256-token chunk:
---     something was in the cache already.
+--     something was in the cache already. Not those that waited while a later one was answered: what all of a start's
+--     sessions share is computed by whichever comes first, not by whichever was sent first.
 --   * `repeated` are turns with more than one row, told by a 64-bit hash. `common_error` is the most frequent one.
 --   * `drift_p99` is due to sent: on a real clock the client's own delay, on the virtual clock 0.
 WITH turns AS (
@@ -46,10 +47,19 @@ WITH turns AS (
       OR (computed_tokens IS NOT NULL AND tiers <> prompt_tokens)
       OR (explained AND causes <> loss_total)
     ) AS unbalanced,
-    count(*) FILTER (served_tokens > ideal_tokens + 256) AS warm,
     count(*) FILTER (served_tokens IS NULL) AS unattributed,
     count(ttft) AS timed
   FROM sums
+), richer AS (
+  SELECT sent, first_token FROM v_requests
+  WHERE run_id = $run AND status = 'ok' AND served_tokens > ideal_tokens + 256
+), warmth AS (
+  SELECT count(*) AS warm
+  FROM richer AS one
+  WHERE NOT EXISTS (
+    SELECT 1 FROM requests AS other
+    WHERE other.run_id = $run AND other.sent >= one.sent AND other.first_token < one.first_token
+  )
 ), edges AS (
   SELECT sent AS moment, 1 AS change FROM requests WHERE run_id = $run AND sent <= closed
   UNION ALL
@@ -61,4 +71,4 @@ WITH turns AS (
   SELECT any_value(error ORDER BY n DESC, error) AS common_error
   FROM (SELECT error, count(*) AS n FROM requests WHERE run_id = $run AND status = 'error' GROUP BY error)
 )
-SELECT * FROM turns, answers, flight, failure
+SELECT * FROM turns, answers, warmth, flight, failure

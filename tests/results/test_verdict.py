@@ -19,6 +19,7 @@ GOOD: dict[str, Any] = {
 
 Write = Callable[..., Path]
 Rows = Callable[..., list[dict[str, Any]]]
+Row = Callable[..., dict[str, Any]]
 
 
 def test_a_clean_run_is_valid_without_reasons() -> None:
@@ -86,6 +87,18 @@ def test_faults_in_the_rows_are_found(write: Write, make_rows: Rows, change: dic
     shown = report(write(make_rows(**change)))
     assert shown.run["verdict"] == "invalid"
     assert any(words in reason for reason in shown.run["reasons"])
+
+
+@pytest.mark.parametrize(("earlier", "warm"), [(0.5, False), (-0.5, True)])
+def test_who_is_overtaken_may_reuse_what_was_sent_later(
+    write: Write, make_row: Row, earlier: float, warm: bool
+) -> None:
+    """Both start with the same 4,096 tokens; the first one sent waits, unless the cache held them already."""
+    first, second = make_row("first", due=1.0, reusable=4096), make_row("second", due=1.1)
+    first = {**first, "ideal_tokens": 0, "lost_granularity": 0, "recompute_s": 0.0}
+    second = {**second, "first_token": first["first_token"] - earlier}
+    shown = report(write([first, second]))
+    assert any("the cache was not empty" in reason for reason in shown.run["reasons"]) == warm
 
 
 def test_cached_tokens_of_an_unknown_tier_balance(write: Write, make_rows: Rows) -> None:
