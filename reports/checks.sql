@@ -8,7 +8,7 @@
 --     whose causes of loss do not sum to the loss. Cached tokens of which no tier is known (`unnamed_tokens`) balance.
 --   * `warm` are requests that were served more tokens than the run itself had sent before, beyond one 256-token chunk:
 --     something was in the cache already. Not those that waited while a later one was answered: what all of a start's
---     sessions share is computed by whichever comes first, not by whichever was sent first.
+--     sessions share is computed by whichever comes first, not by whichever was due first.
 --   * `repeated` are turns with more than one row, told by a 64-bit hash. `common_error` is the most frequent one.
 --   * `drift_p99` is due to sent: on a real clock the client's own delay, on the virtual clock 0.
 WITH turns AS (
@@ -51,14 +51,14 @@ WITH turns AS (
     count(ttft) AS timed
   FROM sums
 ), richer AS (
-  SELECT sent, first_token FROM v_requests
+  SELECT due, first_token FROM v_requests
   WHERE run_id = $run AND status = 'ok' AND served_tokens > ideal_tokens + 256
 ), warmth AS (
   SELECT count(*) AS warm
   FROM richer AS one
   WHERE NOT EXISTS (
     SELECT 1 FROM requests AS other
-    WHERE other.run_id = $run AND other.sent >= one.sent AND other.first_token < one.first_token
+    WHERE other.run_id = $run AND other.sent >= one.due AND other.first_token < one.first_token
   )
 ), edges AS (
   SELECT sent AS moment, 1 AS change FROM requests WHERE run_id = $run AND sent <= closed
