@@ -251,11 +251,11 @@ def _fit_steps(grid: Grid, most: int) -> StepFit:
         rested = [row.ttft_s for row in grid.prefill if (row.cached, row.new) == (0, FULL)]
         if grid.sustained_s is None or not rested:
             break
-        power_cap = max(1.0, 1 + (grid.sustained_s - mean(rested)) / (best.token_s * _cool_tokens(best, most)))
+        power_cap = max(1.0, 1 + (grid.sustained_s - mean(rested)) / (best.token_s * cool_tokens(best, most)))
     return best
 
 
-def _cool_tokens(steps: StepFit, most: int) -> int:
+def cool_tokens(steps: StepFit, most: int) -> int:
     """Of `FULL` new tokens alone, those that are computed before the power cap shows."""
     cost, tokens, since = CostModel("measured", steps, {}, most), 0, 0.0
     for size, held in chunks(FULL, 0, most):

@@ -52,6 +52,30 @@ def test_a_tiers_link_is_recovered_and_the_steps_stay(backend: str, sizes: list[
     assert profile.fits == GPU.fits
 
 
+def test_the_bundled_profile_of_a_visit_is_what_its_grids_give() -> None:
+    made, folder = GPU, Path(__file__).parent / "h200-dual"
+    for backend, sizes in (
+        ("vllm", []),
+        ("vllm-offload-cpu", ["tiers.cpu.gib=60"]),
+        ("lmcache-cpu", ["tiers.cpu.gib=60"]),
+        ("lmcache-disk", ["tiers.cpu.gib=12", "tiers.disk.gib=45"]),
+    ):
+        grid = msgspec.json.decode((folder / f"{backend}.json").read_bytes(), type=measure.Grid)
+        made, _ = measure.fit_profile(grid, MODEL, made, load(backend, ["tiers.gpu.tokens=64000", *sizes]), "h200-dual")
+    bundled = measure.plain(profiles.gpu("h200-dual"))
+    assert {key: measure.plain(made)[key] for key in ("fits", "links")} == {
+        key: bundled[key] for key in ("fits", "links")
+    }
+
+
+def test_a_power_cap_is_recovered() -> None:
+    steps = msgspec.structs.replace(GPU.fits["qwen3-8b"], power_cap=1.2)
+    assert measure.cool_tokens(steps, 8192) == 8192 and measure.cool_tokens(steps, 2048) == 8192
+    profile, _ = calibrated(load("vllm"), profiles.gpu("h100"))
+    found = profile.fits["qwen3-8b"].power_cap - 1
+    assert found == pytest.approx(GPU.fits["qwen3-8b"].power_cap - 1, rel=0.1)
+
+
 def test_tiers_are_refused_where_the_gpu_is_unknown() -> None:
     preset = load("lmcache-cpu", ["tiers.gpu.tokens=64000", "tiers.cpu.gib=60"])
     bare = msgspec.structs.replace(GPU, fits={})
