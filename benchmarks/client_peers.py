@@ -7,6 +7,8 @@ agents  20 recorded Claude Code sessions (1,220 requests, 93k tokens a prompt) a
         kv-cache-tester (JSON or .json.xz).
 small   prompts of 128 tokens, 8 events, 64 at once: requests/s and CPU.
 timed   800 requests a second of 512 tokens: how late each arrives at the server, after its time in the trace.
+pauses  20 sessions of four requests, 5 s of pause before each but the first: cores used meanwhile, and how much longer
+        than 15 s it takes.
 long    prompts of 128k tokens, 100 events, alone and 16 at once: what the client adds to TTFT, which is its own TTFT
         less the server's time from reading the head of the request to writing the first byte of the answer.
 
@@ -36,10 +38,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engines"))
 import tiny_model
 
 PORT = 20_000
+PAUSE_S = 5.0
 GOALS = {
     "agents": {"CPU ms/request": 5.0, "first request s": 1.0, "peak GB": 0.3},
     "small": {"requests/s": 5_000.0, "CPU ms/request, sending": 0.25},
     "timed": {"late ms p99": 3.0},
+    "pauses": {},
     "long, 1 at once": {"added ms p50": 1.0},
     "long, 16 at once": {"added ms p50": 10.0},
 }
@@ -85,6 +89,15 @@ def timed(done: Measured, job: Job, trace: Path) -> Figures:
         "late ms p99": _percentile(late, 99),
         "late ms max": late[-1] * 1e3,
         "CPU ms/request, sending": (done.cpu_s - done.cpu_before_s) / count * 1e3,
+    }
+
+
+def paused(done: Measured, job: Job) -> Figures:
+    """What waiting costs."""
+    return {
+        "requests": len(done.requests),
+        "cores": (done.cpu_s - done.cpu_before_s) / done.sending_s,
+        "longer by ms": (done.sending_s - 3 * PAUSE_S) * 1e3,
     }
 
 
@@ -187,12 +200,12 @@ def _cell(name: str, value: float, ours: float) -> str:
 def main() -> None:
     """Prints a table for each kind of work."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", nargs="*", metavar="WORK", help="agents, small, timed, long")
+    parser.add_argument("work", nargs="*", metavar="WORK", help="agents, small, timed, pauses, long")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--aiperf", metavar="COMMAND")
     parser.add_argument("--vllm", metavar="PYTHON")
     given = parser.parse_args()
-    wanted = given.work or ["agents", "small", "timed", "long"]
+    wanted = given.work or ["agents", "small", "timed", "pauses", "long"]
     load = "/".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{os.cpu_count()} cores, load {load} before. In brackets: times ours.", flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -226,6 +239,11 @@ def _run(wanted: list[str], given: argparse.Namespace, folder: Path) -> None:
         trace = arrivals(folder / "timed.jsonl", 4_000, 800.0)
         late = partial(timed, trace=trace)
         compare("timed", ours + peers, lambda c, url: c.timed(url, trace), late, chunks=8, absent=absent)
+    if "pauses" in wanted:
+        slow = slow_sessions(folder / "pauses")
+        clients = [Replay(folder, imports=True), *peers]
+        clients[0].name = "replay"
+        compare("pauses", clients, lambda c, url: c.agents(url, slow, pauses=True), paused, chunks=8, absent=absent)
     for concurrency in (1, 16) if "long" in wanted else ():
         work = Fixed(4 * max(concurrency, 8), 128_000, concurrency, 100)
         ask = partial(_fixed, work=work)
@@ -235,6 +253,21 @@ def _run(wanted: list[str], given: argparse.Namespace, folder: Path) -> None:
 
 def _fixed(client: Client, url: str, work: Fixed) -> Job | None:
     return client.fixed(url, work)
+
+
+def slow_sessions(folder: Path) -> Path:
+    """Writes sessions with pauses as kv-cache-tester JSON files."""
+    folder.mkdir()
+    for session in range(20):
+        requests = [
+            {"t": turn * PAUSE_S, "type": "s", "model": "m", "in": 64 * (100 + session + turn), "out": 8,
+             "api_time": 0.0, "hash_ids": list(range(100 + session + turn)), "think_time": PAUSE_S if turn else 0.0, "stop": ""}
+            for turn in range(4)
+        ]  # fmt: skip
+        trace = {"id": f"pauses-{session}", "models": ["m"], "block_size": 64, "hash_id_scope": "local"}
+        trace |= {"tool_tokens": 0, "system_tokens": 0, "requests": requests}
+        (folder / f"{session:02}.json").write_text(json.dumps(trace))
+    return folder
 
 
 def arrivals(path: Path, count: int, rate: float) -> Path:

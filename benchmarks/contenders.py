@@ -56,8 +56,8 @@ class Client:
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def agents(self, url: str, traces: Path) -> Job | None:
-        """Replays recorded sessions without pauses, all at once; `traces` holds kv-cache-tester JSON files."""
+    def agents(self, url: str, traces: Path, *, pauses: bool = False) -> Job | None:
+        """Replays recorded sessions, all at once; `traces` holds kv-cache-tester JSON files."""
 
     def fixed(self, url: str, work: Fixed) -> Job | None:
         """Keeps a number of requests in flight."""
@@ -74,9 +74,10 @@ class Replay(Client):
         self._options, self._imports = options, imports
         self.name = " ".join(["replay", *options]) + (", import included" if imports else "")
 
-    def agents(self, url: str, traces: Path) -> Job:
+    def agents(self, url: str, traces: Path, *, pauses: bool = False) -> Job:
         native = self.folder / "agents.jsonl"
-        job = self._run(url, native, "--speed", "1e9", "--concurrency", str(len(list(traces.glob("*.json")))))
+        speed = [] if pauses else ["--speed", "1e9"]
+        job = self._run(url, native, *speed, "--concurrency", str(len(list(traces.glob("*.json")))))
         if self._imports:
             imported = [sys.executable, "-m", "replay", "import", str(traces), "-o", str(native)]
             job.command = ["sh", "-c", f"{shlex.join(imported)} && {shlex.join(job.command)}"]
@@ -140,8 +141,8 @@ class Bare(Client):
     def _job(self, url: str, *arguments: str) -> Job:
         return Job([sys.executable, str(Path(__file__).with_name("client_bare.py")), url, *arguments])
 
-    def agents(self, url: str, traces: Path) -> Job:
-        return self._job(url, "agents", str(traces))
+    def agents(self, url: str, traces: Path, *, pauses: bool = False) -> Job | None:
+        return None if pauses else self._job(url, "agents", str(traces))
 
     def fixed(self, url: str, work: Fixed) -> Job:
         file = self.folder / "bare.json"
@@ -187,9 +188,11 @@ class AIPerf(Client):
 
         return Job(command, self._env, times)
 
-    def agents(self, url: str, traces: Path) -> Job:
+    def agents(self, url: str, traces: Path, *, pauses: bool = False) -> Job:
         sessions = str(len(list(traces.glob("*.json"))))
-        kind = ["--input-file", str(traces), "--custom-dataset-type", "weka-trace", "--ignore-trace-delays"]
+        kind = ["--input-file", str(traces), "--custom-dataset-type", "weka-trace"]
+        if not pauses:
+            kind.append("--ignore-trace-delays")
         return self._job(url, *kind, "--concurrency", sessions, "--num-sessions", sessions)
 
     def fixed(self, url: str, work: Fixed) -> Job:
