@@ -5,8 +5,8 @@ batch is the point:
 
 - *prefill*: so many new tokens after so many that the GPU holds, one token of output;
 - *decode*: batches of equal prompts that decode together;
-- *mixed*: small prompts that come while one request decodes. What it loses to each is a launch, which
-  lone requests do not tell from the time around their steps;
+- *mixed*: prompts that come while one request decodes. What it loses to each is a launch, which lone requests do not
+  tell from the time around their steps, and which takes longer on a CPU that has more to do;
 - *sustained*: long prompts one right after the other, for the power cap;
 - *back*: a document, others until it has left the tiers above the slowest, and the document again.
 """
@@ -44,8 +44,8 @@ STEPS = 96
 REPEATS = 3
 WARM = 4
 """Requests before the first that counts: connections, compiled code, a clock that has woken up."""
-SMALL, SMALLS = 32, 8
-"""Tokens of a prompt that interrupts, and how many do."""
+MIXED, SMALLS = {"small": 32, "eager": 768}, 8
+"""Tokens of the prompts that interrupt, with and without a CUDA graph, and how many of each do."""
 DOCUMENT, QUESTION = 8192, 32
 """Tokens of a document and of the question that makes each of its prompts another; without one the last token alone
 would be computed, and LMCache 0.5 does not load what such a prompt needs."""
@@ -66,6 +66,8 @@ class Grid:
     """TTFT of `FULL` new tokens right after as many others; null: not measured."""
     interrupted_s: float = 0.0
     """What a decoding request loses to a small prompt that comes meanwhile."""
+    eager_s: float | None = None
+    """The same for a prompt that runs without a CUDA graph; null: not measured."""
     back_s: float | None = None
     """Coming back of `DOCUMENT` tokens from the slowest tier; null without one."""
 
@@ -114,11 +116,11 @@ def grid_trace(others: int) -> Trace:
         last = [add(f"sustained {n}", 0, FULL, 1, last, pause=0.0)]
     for batch, context in BATCHES:
         last = [add(f"decode {batch} {context} {n}", 0, context, STEPS, last) for n in range(batch)]
-    start = [add("mixed alone", 0, 512, STEPS * 2, last)]
-    add("mixed long", 0, 512, STEPS * 2, start)
-    for n in range(SMALLS):
-        add(f"mixed small {n}", 0, SMALL, 1, start, pause=0.3 + 0.06 * n)
-    last = [f"mixed small {SMALLS - 1}/0", "mixed long/0"]
+    last = [add("mixed alone", 0, 512, STEPS * 6, last)]
+    for kind, tokens in MIXED.items():
+        start, last = last, [add(f"mixed {kind}", 0, 512, STEPS * 6, last)]
+        for n in range(SMALLS):
+            last.append(add(f"{kind} {n}", 0, tokens, 1, start, pause=0.3 + 0.15 * n))
     if others:
         for number, name in enumerate(["first", *(f"other{n}" for n in range(others)), "first"]):
             last = [add(f"back {number}", 0, QUESTION, 1, last, document=name)]
@@ -179,7 +181,8 @@ def _read(rows: dict[tuple[str, int], Any], others: int) -> Grid:
     spent = {
         name: row["last_token"] - row["first_token"] for (name, _), row in rows.items() if name.startswith("mixed")
     }
-    grid.interrupted_s = max(0.0, (spent["mixed long"] - spent["mixed alone"]) / SMALLS)
+    lost = {kind: max(0.0, (spent[f"mixed {kind}"] - spent["mixed alone"]) / SMALLS) for kind in MIXED}
+    grid.interrupted_s, grid.eager_s = lost["small"], lost["eager"]
     if others:
         row = rows[f"back {others + 1}", 0]
         grid.back_s = row["first_token"] - row["sent"]
@@ -252,7 +255,8 @@ def _fit_steps(grid: Grid, most: int) -> StepFit:
         if grid.sustained_s is None or not rested:
             break
         power_cap = max(1.0, 1 + (grid.sustained_s - mean(rested)) / (best.token_s * cool_tokens(best, most)))
-    return best
+    eager = grid.eager_s + 2 * step if grid.eager_s is not None else 0.0
+    return msgspec.structs.replace(best, launch_s=max(best.launch_s, eager))
 
 
 def cool_tokens(steps: StepFit, most: int) -> int:
