@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,6 @@ from replay.runs import sha256
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "reports" / "h200-qwen3-8b.duckdb"
 TRACES = ("agents48", "doc_qa", "evict_and_return")
-LATE = "lmcache-disk agents-c32"
-"""The run whose client stood still while the disk was busy; kept to show what a verdict is for."""
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,13 @@ def test_every_prompt_token_is_accounted_for_and_the_engine_counted_the_same(res
 def test_each_request_sums_to_its_prompt(results: Results) -> None:
     tiers = " + ".join(f"coalesce({part}_tokens, 0)" for part in (*CACHED, "computed"))
     wrong = results.con.execute(f"SELECT count(*), count(*) FILTER ({tiers} <> prompt_tokens) FROM v_requests")
-    assert wrong.fetchone() == (2998, 0)
+    assert wrong.fetchone() == (8422, 0)
 
 
 def test_verdicts_are_todays(results: Results) -> None:
     for run in runs(results):
         assert (run["verdict"], run["reasons"]) == judge(results.con, run["id"])
-        assert run["verdict"] == ("invalid" if run["name"] == LATE else "valid")
+        assert run["verdict"] == "valid"
 
 
 def test_no_path_of_the_machine_is_in_it(results: Results) -> None:
@@ -89,20 +89,24 @@ def test_the_traces_are_those_that_are_bundled(results: Results) -> None:
 
 def test_the_headline_of_the_documents_is_what_the_file_says() -> None:
     text = (ROOT / "docs" / "gpu.md").read_text("utf-8")
-    for name in ("vllm-no-cache", "vllm", "vllm-offload-cpu", "lmcache-cpu", "lmcache-disk"):
-        shown = report(FILE, f"{name} agents")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    backends = ("vllm-no-cache", "vllm", "vllm-offload-cpu", "lmcache-cpu", "lmcache-disk")
+    for name, run in itertools.product(backends, ("agents", "agents-c32")):
+        shown = report(FILE, f"{name} {run}")
         share = sum(shown.tokens[part] or 0 for part in CACHED) / (shown.tokens["prompt"] or 1)
         waits = [f"{1e3 * (shown.ttft_s['all'][stat] or 0):,.0f} ms" for stat in ("p50", "p90", "p99")]
-        assert f"| `{name}` | {share:.1%} | ".replace("%", " %") + " | ".join(waits) + " |" in text
+        line = f"| `{name}` | {share:.1%} | ".replace("%", " %") + " | ".join(waits) + " |"
+        assert line in text and (run != "agents" or line in readme)
 
 
 @pytest.mark.parametrize(
     ("run", "condition", "low", "high"),
     [
-        ("% doc_qa", "prompt_tokens = 16416 AND computed_tokens = 16416", 490, 625),
+        ("% doc_qa", "name NOT LIKE '%disk%' AND prompt_tokens = 16416 AND computed_tokens = 16416", 490, 625),
         ("% doc_qa", "prompt_tokens = 16416 AND computed_tokens < 100", 20, 45),
-        ("lmcache-cpu evict_and_return-8", "cpu_tokens > 0", 70, 100),
-        ("vllm-offload-cpu evict_and_return-8", "cpu_tokens > 0", 115, 140),
+        ("lmcache-cpu evict_and_return-8", "cpu_tokens > 0", 60, 100),
+        ("lmcache-cpu back", "cpu_tokens = 16384", 70, 100),
+        ("vllm-offload-cpu evict_and_return-8", "cpu_tokens > 0", 85, 140),
     ],
 )
 def test_times_are_near_those_that_were_measured_by_hand(
@@ -112,6 +116,21 @@ def test_times_are_near_those_that_were_measured_by_hand(
     sql = f"SELECT ttft * 1e3 FROM v_requests JOIN runs ON id = run_id WHERE name LIKE $run AND {condition}"
     times = [time for (time,) in results.con.execute(sql, {"run": run}).fetchall()]
     assert times and all(low < time < high for time in times)
+
+
+def test_a_table_of_the_document_is_what_the_file_says(results: Results) -> None:
+    """How much a run varies: served and TTFT percentiles of each repetition."""
+    text = (ROOT / "docs" / "gpu.md").read_text("utf-8")
+    rows = re.findall(
+        r"\| `(\S+ agents\S*(?: earlier)?)` \| \w+ \| ([\d.]+) % \| ([\d,]+) ms \| ([\d,]+) ms \| ([\d,]+) ms", text
+    )
+    assert len(rows) == 13
+    for name, share, *times in rows:
+        sql = "SELECT sum(prompt_tokens - computed_tokens) / sum(prompt_tokens), quantile_cont(ttft, [0.5, 0.9, 0.99])"
+        sql += " FROM v_requests JOIN runs ON id = run_id WHERE name = $name"
+        found = results.con.execute(sql, {"name": name}).fetchone()
+        assert found is not None
+        assert [f"{100 * found[0]:.1f}", *(f"{1e3 * time:,.0f}" for time in found[1])] == [share, *times], name
 
 
 def test_the_file_is_for_the_oldest_duckdb_that_is_supported() -> None:
