@@ -238,25 +238,31 @@ class _Run:
 
 @contextlib.contextmanager
 def _interrupts(driver: Driver) -> Any:
-    """Ctrl-C and SIGTERM stop the driver instead of tearing down the loop; a second one is not caught."""
+    """Ctrl-C and SIGTERM stop the driver instead of tearing down the loop; a second one does what it did before."""
     loop = asyncio.get_running_loop()
-    caught = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    before: dict[int, Any] = {}
+
+    def give_back(number: int) -> None:
+        # Asyncio would leave the system's default, which for SIGTERM ends the process with an engine launched.
+        loop.remove_signal_handler(number)
+        signal.signal(number, before.pop(number) or signal.SIG_DFL)
+
+    def stop(number: int) -> None:
+        give_back(number)
+        driver.stop()
+
+    for number in (int(signal.SIGINT), int(signal.SIGTERM)):
+        handler = signal.getsignal(number)
         try:
-            loop.add_signal_handler(number, _stop_once, loop, driver, number)
-            caught.append(number)
+            loop.add_signal_handler(number, stop, number)
+            before[number] = handler
         except (ValueError, RuntimeError, NotImplementedError):
             pass  # not the main thread (a sweep's worker): the parent handles signals
     try:
         yield
     finally:
-        for number in caught:
-            loop.remove_signal_handler(number)
-
-
-def _stop_once(loop: asyncio.AbstractEventLoop, driver: Driver, number: int) -> None:
-    loop.remove_signal_handler(number)
-    driver.stop()
+        for number in list(before):
+            give_back(number)
 
 
 def _plain(preset: Preset) -> dict[str, Any]:

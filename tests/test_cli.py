@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from replay.cli import main
+from replay.runs import _interrupts
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = '{"format":"replay-trace","version":1,"name":"t"}'
@@ -234,6 +236,32 @@ def test_an_interrupted_run_is_kept_as_partial_and_shown(number: signal.Signals,
     shown = replay("report", "--db", db)
     assert shown.exit_code == 0
     assert "partial" in shown.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_first_signal_stops_the_run_and_a_second_does_what_it_did_before(number: signal.Signals):
+    seen: list[str] = []
+
+    class Driven:
+        def stop(self) -> None:
+            seen.append("stopped")
+
+    async def main() -> None:
+        with _interrupts(Driven()):  # type: ignore[arg-type]
+            for _ in range(2):
+                signal.raise_signal(number)
+                await asyncio.sleep(0.01)
+        assert signal.getsignal(number) is ours
+
+    def ours(*_: object) -> None:
+        seen.append("ours")
+
+    before = signal.signal(number, ours)  # as the launcher does, to end its engines
+    try:
+        asyncio.run(main())
+    finally:
+        signal.signal(number, before)
+    assert seen == ["stopped", "ours"]
 
 
 def test_help_starts_fast_because_heavy_imports_are_lazy():

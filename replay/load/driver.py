@@ -89,6 +89,7 @@ class Driver:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._fault: Exception | None = None
         self._restart_at = schedule.settings.restart_at
+        self._restarting: asyncio.Future[None] | None = None
         self._remaining: Remaining | None = None
         self._looks_next = 0.0
 
@@ -136,8 +137,10 @@ class Driver:
             await self._sleep()
 
     def stop(self) -> None:
-        """Ends the run now: requests in flight are cancelled and recorded as such."""
+        """Ends the run now: requests in flight are cancelled and recorded as such, a restart is broken off."""
         self.progress.stopped = True
+        if self._restarting is not None:
+            self._restarting.cancel()
         if hasattr(self, "_wake"):
             self._wake.set()
 
@@ -187,7 +190,15 @@ class Driver:
         if self.progress.in_flight:
             return
         self.progress.restarted_at = self._running()
-        await self.backend.restart()
+        self._restarting = asyncio.ensure_future(self.backend.restart())
+        try:
+            await self._restarting
+        except asyncio.CancelledError:
+            if not self.progress.stopped:
+                raise
+            return
+        finally:
+            self._restarting = None
         assert self._restart_at is not None
         self.progress.skipped_s -= self._running() - self._restart_at
         self._restart_at = None

@@ -129,6 +129,16 @@ def test_a_restart_waits_for_what_is_in_flight_and_makes_nothing_late():
     assert rows["a/1"]["due"] == rows["a/1"]["sent"] == 63.5, "its pause of 1 s begins as time goes on"
 
 
+def test_a_stop_breaks_off_a_restart():
+    class Restarting(Server):
+        async def restart(self) -> None:
+            await asyncio.sleep(1e9)
+
+    rows, progress, _ = replay([turn("a", 0), turn("a", 1, pause=9.0)], Restarting(), restart_at=2.0, stop_at=5.0)
+    assert progress.stopped and progress.now == 5.0
+    assert list(rows) == ["a/0"]
+
+
 def test_absolute_times_slip_instead_of_pausing():
     rows, _, _ = replay([turn("a", 0), turn("a", 1, at=0.25, pause=9.0)], absolute=True)
     assert rows["a/1"]["due"] == 0.25

@@ -183,8 +183,8 @@ class Launched:
 
         Its GPU and in-process caches are lost; LMCache's server, a remote store and files on disk are kept.
         """
-        engines, self._engines = self._engines, []
-        await asyncio.to_thread(stop, [process for _, process in engines])
+        await asyncio.to_thread(stop, [process for _, process in self._engines])
+        self._engines = []
         await self._start_engines()
 
     async def reset(self) -> bool:
