@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from replay.cli_output import PAGES, ascii_only, emit, listing, page_options, su
 from replay.errors import ReplayError
 
 DEFAULT_DB = "replay.duckdb"
+_REFRESH_S = 0.25
 PLAN_BACKENDS = ("vllm", "vllm-offload-cpu", "lmcache-cpu", "lmcache-disk")
 
 
@@ -206,13 +208,20 @@ def _say(line: str) -> None:
 
 
 class _progress:
-    """A progress bar on stderr where that is a terminal; a context manager that gives the watcher."""
+    """A progress bar on stderr where that is a terminal; a context manager that gives the watcher.
+
+    The watcher only notes what it is told. A thread draws it now and then: a run must not wait for a terminal.
+    """
 
     def __init__(self, total: int, shown: bool, later: bool = False):
         """`later`: it appears with `start`, not at once."""
         self.shown = shown and sys.stderr.isatty()
         self.total = total
         self.later = later
+        self.latest: tuple[Any, ...] | None = None
+        """What the watcher was last told."""
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._draw, name="progress bar", daemon=True)
 
     def __enter__(self) -> Any:
         if not self.shown:
@@ -222,13 +231,23 @@ class _progress:
         self.bar = bar()
         self.task = self.bar.add_task("replaying", total=self.total)
         if not self.later:
-            self.bar.start()
-        return self._update
+            self.start()
+        return self._note
 
     def start(self) -> None:
         """Shows it."""
         if self.shown:
             self.bar.start()
+            self.thread.start()
+
+    def _note(self, *told: Any) -> None:
+        self.latest = told
+
+    def _draw(self) -> None:
+        while not self.over.wait(_REFRESH_S):
+            if self.latest is not None:
+                self._update(*self.latest)
+            self.bar.refresh()
 
     def say(self, line: str) -> None:
         """Shows a line in the bar's place, or beside it."""
@@ -248,6 +267,9 @@ class _progress:
 
     def __exit__(self, *exc: object) -> None:
         if self.shown:
+            self.over.set()
+            if self.thread.is_alive():
+                self.thread.join()
             self.bar.stop()
 
 

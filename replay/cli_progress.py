@@ -25,6 +25,7 @@ class ToGo(ProgressColumn):
 
 
 def bar() -> Progress:
-    """The bar; it goes when it ends."""
+    """The bar; it is drawn when told to, and goes when it ends."""
     done = (TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn())
-    return Progress(*done, TimeElapsedColumn(), ToGo(), console=Console(stderr=True), transient=True)
+    columns = (*done, TimeElapsedColumn(), ToGo())
+    return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
+from rich.progress import Progress
 
-from replay.cli import main
+from replay import cli_progress
+from replay.cli import _progress, main
+from replay.load import driver
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = ("--model", "qwen3-8b", "--gpu", "h100")
@@ -117,3 +124,36 @@ def test_a_long_pause_is_foretold_on_the_progress_line(tmp_path: Path) -> None:
     assert b"at least 10.0 h to go" in read, read.decode()
     assert b"1 of 2 requests answered" in read
     assert process.returncode == 130
+
+
+class StuckTerminal(io.StringIO):
+    """Takes nothing more once it is stuck, until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+        self.free.set()
+        self.reached = threading.Event()
+
+    def write(self, text: str) -> int:
+        if not self.free.is_set():
+            self.reached.set()
+            self.free.wait(10)
+        return len(text)
+
+
+def test_a_run_does_not_wait_for_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = StuckTerminal()
+    console = Console(file=terminal, force_terminal=True)
+    monkeypatch.setattr(cli_progress, "bar", lambda: Progress(console=console, auto_refresh=False))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with _progress(2, shown=True) as watch:
+        terminal.free.clear()
+        assert terminal.reached.wait(10)
+        told = driver.Progress(total=2, done=1)
+        began = time.monotonic()
+        for _ in range(1000):
+            watch(told)
+        assert time.monotonic() - began < 1.0
+        assert not terminal.free.is_set()
+        terminal.free.set()

@@ -326,14 +326,14 @@ class Driver:
             self._watch(self.progress)
 
     def _look_ahead(self, ended: int, *, failed: bool) -> None:
-        """Says how long the run goes on at least; now and then, as there may be many steps to look at."""
+        """Says how long the run goes on at least; the longer that takes to find out, the more seldom."""
         now = self._now()
         if self._remaining is None or now < self._looks_next:
             return
-        self._looks_next = now + _LOOK_S
         in_flight = (index for index in self._tasks if index != ended or not failed)
         left = self._remaining.seconds(now, self._timers, in_flight, self._queue)
         self.progress.ends = None if left is None else self.progress.now + left
+        self._looks_next = now + max(_LOOK_S, 200 * (self._now() - now))
 
     async def _finish(self) -> None:
         tasks = list(self._tasks.values())
