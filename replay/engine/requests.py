@@ -104,8 +104,10 @@ class Requests:
         if self.tiers and self.tiers.how.holds_blocks:
             chunks = min(self._full_chunks(job.goal), len(job.chunks))
             stored = job.busy_until
-            if chunks > job.stored:
-                stored = max(stored, self.tiers.store(job.chunks, job.stored, chunks, now)[1])
+            # Of what was preempted and found again, an exclusive tier may hold what the GPU computed since.
+            begin = 0 if self.tiers.write == "back" else job.stored
+            if chunks > begin:
+                stored = max(stored, self.tiers.store(job.chunks, begin, chunks, now)[1])
         self._releases.append((max(stored, now), job))
 
     def _release_due(self, now: float) -> None:

@@ -92,6 +92,28 @@ def test_nothing_is_left_behind_in_an_exclusive_tier_by_requests_at_once(asks: l
     run(main(), virtual=True)
 
 
+def test_what_a_preempted_request_computed_does_not_stay_in_an_exclusive_tier() -> None:
+    """Another request's copy was evicted before this one had computed the same; then it was preempted, and resumed."""
+    asks = [
+        Ask(parent=0, keep=1.0, segment="a", tokens=tokens, output=output, pause=pause)
+        for tokens, output, pause in ((1, 0, 0.0), (1, 84, 0.0), (1, 6, 0.0), (9, 84, 0.0), (1, 0, 0.0), (1, 0, 0.01))
+    ]
+    asks[3].parent = 2
+    asks += [
+        Ask(parent=10, keep=1.0, segment="a", tokens=5, output=4, pause=30.0),
+        Ask(parent=3, keep=1.0, segment="a", tokens=1, output=0, pause=0.0),
+        Ask(parent=0, keep=1.0, segment="a", tokens=1, output=0, pause=30.0),
+    ]
+
+    async def main() -> None:
+        async with backend("offload", gpu=188, cpu=120, max_batched_tokens=24, max_seqs=4, cpu_tier=EXCLUSIVE) as sim:
+            session = Session(sim)
+            await asyncio.gather(*[session.ask(ask) for ask in fits(asks)])
+            assert not in_cpu(sim.engine) & resident(sim.engine)
+
+    run(main(), virtual=True)
+
+
 def test_an_exclusive_tier_adds_its_whole_size_to_the_gpu() -> None:
     """Forty documents of ten blocks in turn, over tiers of 200 blocks each: an inclusive tier holds half of them."""
 
