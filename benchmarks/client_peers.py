@@ -24,9 +24,10 @@ import json
 import lzma
 import os
 import random
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from meter import Measured, NullServer, measure
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engines"))
 import tiny_model
 
+WORK = ("agents", "small", "timed", "pauses", "long")
 PORT = 20_000
 PAUSE_S = 5.0
 GOALS = {
@@ -200,12 +202,15 @@ def _cell(name: str, value: float, ours: float) -> str:
 def main() -> None:
     """Prints a table for each kind of work."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", nargs="*", metavar="WORK", help="agents, small, timed, pauses, long")
+    parser.add_argument("work", nargs="*", metavar="WORK", help=", ".join(WORK))
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--aiperf", metavar="COMMAND")
     parser.add_argument("--vllm", metavar="PYTHON")
     given = parser.parse_args()
-    wanted = given.work or ["agents", "small", "timed", "pauses", "long"]
+    wanted = given.work or WORK
+    if unknown := set(wanted) - set(WORK):
+        parser.error(f"no such work: {', '.join(unknown)}; there is {', '.join(WORK)}")
+    given.aiperf, given.vllm = (where and shutil.which(where) for where in (given.aiperf, given.vllm))
     load = "/".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{os.cpu_count()} cores, load {load} before. In brackets: times ours.", flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -214,7 +219,7 @@ def main() -> None:
         _run(wanted, given, folder)
 
 
-def _run(wanted: list[str], given: argparse.Namespace, folder: Path) -> None:
+def _run(wanted: Collection[str], given: argparse.Namespace, folder: Path) -> None:
     home, tokenizer = folder / "aiperf", folder / "tokenizer"
     ours: list[Client] = [Replay(folder)]
     two: list[Client] = [Replay(folder, "--workers", "2")]
@@ -259,11 +264,21 @@ def slow_sessions(folder: Path) -> Path:
     """Writes sessions with pauses as kv-cache-tester JSON files."""
     folder.mkdir()
     for session in range(20):
+        blocks = [100 + session + turn for turn in range(4)]
         requests = [
-            {"t": turn * PAUSE_S, "type": "s", "model": "m", "in": 64 * (100 + session + turn), "out": 8,
-             "api_time": 0.0, "hash_ids": list(range(100 + session + turn)), "think_time": PAUSE_S if turn else 0.0, "stop": ""}
-            for turn in range(4)
-        ]  # fmt: skip
+            {
+                "t": turn * PAUSE_S,
+                "type": "s",
+                "model": "m",
+                "in": 64 * count,
+                "out": 8,
+                "api_time": 0.0,
+                "hash_ids": list(range(count)),
+                "think_time": PAUSE_S if turn else 0.0,
+                "stop": "",
+            }
+            for turn, count in enumerate(blocks)
+        ]
         trace = {"id": f"pauses-{session}", "models": ["m"], "block_size": 64, "hash_id_scope": "local"}
         trace |= {"tool_tokens": 0, "system_tokens": 0, "requests": requests}
         (folder / f"{session:02}.json").write_text(json.dumps(trace))
