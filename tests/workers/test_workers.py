@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from replay.backends.connect import Where
 from replay.backends.preset import load
+from replay.cli import main
 from replay.errors import ReplayError
 from replay.trace import write
 
@@ -140,6 +142,35 @@ def test_a_command_that_lost_a_worker_exits_1_and_says_so(command: Any, slow: An
     assert process.returncode == 1, output
     assert "was killed by signal 9" in output and "stopped before its end" not in output
     assert "Traceback" not in output
+
+
+def test_a_sweep_sends_through_workers_too_and_names_one_that_died(kit: Any, slow: Any, tmp_path: Path) -> None:
+    server, url = slow
+    trace = kit.agents(sessions=6)
+    write(tmp_path / "t.jsonl", trace.header, trace.turns)
+    command = ["sweep", str(tmp_path / "t.jsonl"), "--backend", "vllm", "--target", url, "--workers", "2"]
+    command += ["--db", str(tmp_path / "r.db"), "--concurrency", "3"]
+    server.wait_s = 0.3
+
+    def kill() -> None:
+        assert server.fifth.wait(60)
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    lost = CliRunner().invoke(main, command)
+    killer.join()
+    assert lost.exit_code == 2, lost.output
+    assert "was killed by signal 9; its run" in " ".join(lost.output.split())
+    again = CliRunner().invoke(main, command)
+    assert again.exit_code == 0, again.output
+    import duckdb
+
+    with duckdb.connect(str(tmp_path / "r.db"), read_only=True) as con:
+        found = con.execute(
+            "SELECT runs.status, list_sort(list(DISTINCT worker)) FROM runs JOIN requests ON run_id = id GROUP BY ALL"
+        ).fetchall()
+        assert sorted(found) == [("complete", [0, 1]), ("partial", [0, 1])]
 
 
 def gone(group: int) -> bool:
