@@ -58,8 +58,8 @@ class Engine:
         if beside and beside.tiers and self.tiers and self.tiers.shared:
             beside.tiers.shared = True
             self.scheduler.ahead = beside.scheduler.ahead = False
-        if self.tiers and self.tiers.fetches:
-            self.scheduler.ahead = False
+        if self.tiers and radix:
+            self.scheduler.ahead = False  # what gives way below depends on what the GPU holds at that very step
         self._arrivals: deque[tuple[float, Job, asyncio.Future[None]]] = deque()
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None

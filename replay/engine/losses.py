@@ -37,8 +37,8 @@ def attribute(job: Job, gpu: int, external: int, pool: BlockPool, tiers: TierSta
     served = gpu + external
     job.served = {"gpu": gpu, **_by_tier(job, gpu, served, tiers), "computed": job.prompt - served}
     lost = job.ideal - served
-    if lost < 0 and tiers and tiers.shared:
-        # Another instance has computed meanwhile what was sent to it after this request was sent here.
+    if lost < 0 and tiers and (tiers.shared or job.prefetch):
+        # Another instance, or a request that has passed this one, has computed meanwhile what was sent after it.
         job.lost = dict.fromkeys(CAUSES, 0)
         return
     if lost < 0:

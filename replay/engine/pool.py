@@ -10,13 +10,12 @@ allocated again, which is LRU; a hit takes its block out of that queue; a reques
 SGLang's radix tree (0.5.23, ``srt/mem_cache/unified_radix_cache.py``) holds pages as blocks, with three differences.
 A leaf, which is what one prefill chunk or one output added as far as later requests have used it alike, is evicted
 whole, the one used longest ago first: in the queue its pages follow each other. Pages that a running request
-computed although the tree had them are freed when it ends, for the tree's own. No page is set aside.
+computed although the tree had them are freed after its prefill, for the tree's own. No page is set aside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 
 import numba
 import numpy as np
@@ -68,6 +67,7 @@ class BlockPool:
         self.history: npt.NDArray[np.int8] = np.zeros(1024, np.int8)
         """What became of each id: `NEVER`, `STORED`, `BEFORE_RESET` or `UNFINISHED`."""
         self.radix = radix
+        self._labels_output = caching and not radix
         self.leaf: Int32s = np.zeros(1024 if radix else 0, np.int32)
         """The leaf of the radix tree with which each id came into it; 0: none yet."""
         self._leaves = 0
@@ -149,7 +149,12 @@ class BlockPool:
         return int(hit), int(idle)
 
     def comes_closer(self, slot: int, block: int, slots: Int32s) -> bool:
-        """Whether one of `slots` still has to compute block number `block` of the request in `slot`."""
+        """Whether one of `slots` still has to compute block number `block` of the request in `slot`, which may hit it.
+
+        SGLang puts an output into its tree only when its request ends.
+        """
+        if self.radix:
+            return False
         same = self._ids[slots, block] == self._ids[slot, block]
         return self.caching and bool((same & (self._labelled[slots] <= block)).any())
 
@@ -203,7 +208,7 @@ class BlockPool:
         _decode(
             self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts, self.leaf,
             self._gone, self._ids, self._table, self.tokens, self.held, self._labelled, slots, steps, self.block_tokens,
-            self.caching,
+            self._labels_output,
         )  # fmt: skip
 
     def prefill(self, slot: int, chunk: int, slots: Int32s, steps: int) -> None:
@@ -215,29 +220,33 @@ class BlockPool:
             _prefill(
                 self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts, self.leaf,
                 self._gone, self._ids, self._table, self.tokens, self.held, self._labelled, slots, slot, chunk, steps,
-                self.block_tokens, self.caching,
+                self.block_tokens, self._labels_output,
             )  # fmt: skip
+            if self.radix:
+                self.label(slot)
 
-    def grow_tree(self, slot: int, known: int, met: int, prompt: int, chunk: int) -> None:
-        """Puts what a slot has computed into the radix tree: a leaf for each prefill chunk, and one for the output.
+    def grow_tree(self, slot: int, known: int, met: int, ends: Iterable[int]) -> None:
+        """Puts what a slot has computed into the radix tree, and has the slot hold the tree's blocks where it had them.
 
         Args:
-            slot: of a request that ends or is preempted.
+            slot: of a request.
             known: tokens that it found in the tree or loaded.
             met: tokens that were in the tree, some of them below and not loaded.
-            prompt: tokens of its prompt, after which a leaf of the output begins.
-            chunk: tokens of a prefill chunk.
+            ends: where leaves end, in tokens; what is not yet a whole block is left out.
         """
-        row, size = self._ids[slot], self.block_tokens
-        full = int(self._labelled[slot])
+        self.label(slot)
+        row, size, full = self._ids[slot], self.block_tokens, int(self._labelled[slot])
         own = self.first[row[:full]] == self._table[slot, :full]
-        prompt = min(prompt, full * size)
-        cuts = [met, *(cut for cut in range(known + chunk, prompt, chunk) if cut > met), max(met, prompt), full * size]
-        for begin, end in pairwise(cut // size for cut in cuts):
-            self._leaves += 1
-            self.leaf[row[begin:end][own[begin:end]]] = self._leaves
-        for cut in (known, met, prompt, full * size):
-            self._split(row[: cut // size])
+        begin = met // size
+        self._split(row[: known // size])
+        self._split(row[:begin])
+        for end in ends:
+            page = min(end // size, full)
+            if begin < page:
+                self._leaves += 1
+                self.leaf[row[begin:page][own[begin:page]]] = self._leaves
+                begin = page
+            self._split(row[:page])
         _share(
             self._queue, self._place, self._key, self._twin, self.first, self._counts, self._table[slot],
             self.held[slot],

@@ -66,7 +66,7 @@ class Requests:
         self.skip = True
         """False: every step is taken by itself, which changes nothing but the time that it takes."""
         self.ahead = True
-        """False: no step of a long prefill is taken before its time, as other engines share the tiers."""
+        """False: no step of a long prefill is taken before its time: the tiers would see others' actions too early."""
         self.notes_evictions = tiers is not None and tiers.write != "through"
         """Whether lower tiers hear what the GPU evicts; each step is taken by itself then."""
 
@@ -90,6 +90,7 @@ class Requests:
         complete = [job for job in self._prefill if self.pool.tokens[job.slot] >= job.total]
         for job in complete:
             self._prefill.remove(job)
+            self._grow_tree(job, job.total)
         if complete:
             self._list_decoding()
         return complete
@@ -99,7 +100,7 @@ class Requests:
         whole = (job.goal + 1) % pool.block_tokens == 0 and len(job.blocks) > job.goal // pool.block_tokens
         if whole and pool.caching and not pool.history[job.blocks[-1]]:
             pool.history[job.blocks[-1]] = UNFINISHED
-        self._grow_tree(job)
+        self._grow_tree(job, job.goal)
         stored = now
         if self.tiers and self.tiers.how.holds_blocks:
             chunks = min(self._full_chunks(job.goal), len(job.chunks))
@@ -118,7 +119,7 @@ class Requests:
     def _preempt(self, job: Job) -> None:
         """Takes the blocks of a running request; it starts again from the head of the queue."""
         self.running.remove(job)
-        self._grow_tree(job)
+        self._grow_tree(job, int(self.pool.tokens[job.slot]))
         if job in self._prefill:
             self._prefill.remove(job)
         else:
@@ -128,10 +129,13 @@ class Requests:
         job.preemptions += 1
         self.waiting.appendleft(job)
 
-    def _grow_tree(self, job: Job) -> None:
-        """Puts what a request has computed into SGLang's radix tree."""
+    def _grow_tree(self, job: Job, end: int) -> None:
+        """Puts what a request has computed up to a token into SGLang's radix tree: a leaf for each prefill chunk, and
+        one for the output, which is put there when the request ends."""
         if self.pool.radix:
-            self.pool.grow_tree(job.slot, job.known, job.met, job.prompt, self.max_batched_tokens)
+            chunks = range(job.known + self.max_batched_tokens, min(end, job.total), self.max_batched_tokens)
+            self.pool.grow_tree(job.slot, job.known, job.met, [*(cut for cut in chunks if cut > job.met), end])
+            job.met = max(job.met, end)
 
     def _deliver(self, now: float) -> None:
         """Hands out the tokens of the last step: the engine reads them once the next step is launched."""

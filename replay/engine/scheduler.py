@@ -248,8 +248,9 @@ class Scheduler(Steps):
             first = self.loading[0]
             if pool.blocks_for(first.total) - int(pool.held[first.slot]) <= pool.free:
                 return
-            job = self.loading.pop()
+            job = self.loading[-1]
             self._let_go(job)
+            self.loading.remove(job)
             job.preemptions += 1
             self.waiting.appendleft(job)
 

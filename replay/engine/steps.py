@@ -15,7 +15,9 @@ class Steps(Requests):
     def wake(self, now: float) -> float | None:
         """When, after `now`, the next load or store ends that something waits for, or a request has come."""
         times = [job.busy_until if job.loaded is None else job.loaded for job in self.loading]
-        times += [job.prefetch.ready for job in self.fetching if job.prefetch]
+        if self.tiers and self.tiers.fetches:
+            times += [job.prefetch.ready for job in self.fetching if job.prefetch]
+            times += [job.arrived for job in self.waiting if not job.asked]
         times += [time for time, _ in self._releases]
         if self.waiting:
             times.append(self.waiting[0].arrived)

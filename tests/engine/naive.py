@@ -161,13 +161,14 @@ class NaiveRadix:
             on_cpu = 0
         for node in path:
             node.used = self.now
-        self._make_room(-(-(len(tokens) - 1) // size) - on_gpu, path)
+        self._make_room(-(-prompt // size) - on_gpu, path)
         for node in path:
             node.gpu = True
         known, full = (on_gpu + on_cpu) * size, (len(tokens) - 1) // size
-        cuts = [*range(known, prompt, self.chunk), prompt, full * size]
-        for end in [min(cut // size, full) for cut in cuts[1:]]:
-            path = self._insert(pages[:end], path)
+        for end in [*range(known, prompt, self.chunk), prompt][1:]:
+            path = self._insert(pages[: end // size], path)
+        self._make_room(-(-(len(tokens) - 1) // size) - prompt // size, path)
+        self._insert(pages[:full], path)
         return on_gpu * size, on_cpu * size
 
     def _match(self, pages: list[object]) -> list[Node]:

@@ -110,7 +110,8 @@ def test_concurrent_requests_all_end_and_add_up(
         assert outcome.computed >= 1
         assert all(part >= 0 for part in parts)
         served = request.prompt - outcome.computed
-        assert sum(outcome.lost.values()) == request.ideal - served
+        assert sum(outcome.lost.values()) == max(0, request.ideal - served)
+        assert served <= request.ideal or "storage" in how or "remote" in how or "disk" in how
         assert all(tokens >= 0 for tokens in outcome.lost.values())
         assert outcome.sent <= outcome.first_token <= outcome.last_token <= outcome.closed
         assert outcome.output_tokens == max(1, request.output)
