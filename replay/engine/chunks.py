@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine import chunk_kernel as kernel
+from replay.engine.chunk_kernel import ABSENT, DROPPED, PRESENT
 from replay.engine.connectors import Loop
-from replay.engine.lru import Int32s, append, unlink
+from replay.engine.lru import Int32s
 from replay.engine.pool import BlockPool
 
-ABSENT, PRESENT = 0, 1
-KEPT, DROPPED = 1, 2
 NO_IDS: Int32s = np.empty(0, np.int32)
 
 
@@ -90,12 +89,12 @@ class ChunkCache:
 
     def prefix(self, ids: Int32s, start: int, now: float) -> int:
         """Where the run of visible chunks that begins at index `start` ends."""
-        return int(_prefix(self._state, self._ready, ids, start, now))
+        return int(kernel.prefix(self._state, self._ready, ids, start, now))
 
     def touch(self, ids: Int32s, start: int, end: int, now: float) -> None:
         """Notes a use of ``ids[start:end]``: all become the newest, the first newer than the last (not in FIFO)."""
         if self.policy != "fifo":
-            _touch(self._after, self._before, self._state, ids, start, end)
+            kernel.touch(self._after, self._before, self._state, ids, start, end)
         if self.policy == "lfu":
             self._uses[ids[start:end] + 1] += 1
         if self.ttl_s is not None:
@@ -131,7 +130,7 @@ class ChunkCache:
     def _take_out(self, times: npt.NDArray[np.float64], until: float, most: int, now: float) -> int:
         """Evicts the first chunks that are not pinned or busy and whose time is `until` at the latest."""
         return int(
-            _take_out(
+            kernel.take_out(
                 self._after, self._before, self._state, self._pins, self._busy, self.counts, times, until, most, now
             )
         )
@@ -143,11 +142,11 @@ class ChunkCache:
 
     def _rare_first(self, count: int, now: float) -> None:
         """Moves the `count` least used chunks that may be evicted to the front of the list."""
-        _rare_first(self._after, self._before, self._pins, self._busy, self._uses, count, self.used, now)
+        kernel.rare_first(self._after, self._before, self._pins, self._busy, self._uses, count, self.used, now)
 
     def missing(self, ids: Int32s, start: int, end: int) -> int:
         """How many of ``ids[start:end]`` are not held."""
-        return int(_missing(self._state, ids, start, end))
+        return int(kernel.missing(self._state, ids, start, end))
 
     def insert(self, ids: Int32s, start: int, end: int, now: float, ready: float, each: float = 0.0) -> float:
         """Stores those of ``ids[start:end]`` that are not held, evicting what is due.
@@ -171,7 +170,7 @@ class ChunkCache:
         if self.ttl_s is not None:
             self._used_at[ids[start:end] + 1] = now
         return float(
-            _insert(
+            kernel.insert(
                 self._after, self._before, self._state, self._fate, self._pins, self._ready, self._busy, self.counts,
                 ids, start, end, now, ready, each, self.capacity,
                 self.watermark is None and self.policy != "none", *self._above(),
@@ -191,7 +190,7 @@ class ChunkCache:
 
     def keep_until(self, ids: Int32s, start: int, end: int, lower: ChunkCache) -> None:
         """Keeps chunks from eviction until `lower` has them (they are its staging buffer)."""
-        _keep_until(self._state, self._busy, ids, start, end, lower._state, lower._ready)
+        kernel.keep_until(self._state, self._busy, ids, start, end, lower._state, lower._ready)
 
     def room(self, count: int, now: float) -> int:
         """How many of `count` more chunks fit at `now`, evicting what may be evicted."""
@@ -200,7 +199,7 @@ class ChunkCache:
             return count
         if self.watermark is not None or self.policy == "none":
             return free
-        return free + int(_evictable(self._after, self._pins, self._busy, now, count - free, self._above()[0]))
+        return free + int(kernel.evictable(self._after, self._pins, self._busy, now, count - free, self._above()[0]))
 
     def room_at(self, count: int, now: float) -> float:
         """The earliest time from `now` on at which `count` more chunks fit, evicting what may be evicted."""
@@ -214,7 +213,8 @@ class ChunkCache:
 
     def give_up(self, ids: Int32s, start: int, end: int) -> None:
         """Lets go of those of ``ids[start:end]`` that nobody is loading: the tier above has them."""
-        self.left += int(_give_up(self._after, self._before, self._state, self._pins, self.counts, ids, start, end))
+        lists = self._after, self._before, self._state, self._pins
+        self.left += int(kernel.give_up(*lists, self.counts, ids, start, end))
 
     def give_up_unread(self, ids: Int32s, start: int, end: int, now: float) -> None:
         """Lets go of those of ``ids[start:end]`` that are still on their way at `now`."""
@@ -229,8 +229,8 @@ class ChunkCache:
 
     def evict_doubles(self, count: int, now: float) -> None:
         """Evicts up to `count` chunks that the GPU tier holds too."""
-        above = self._above()[0]
-        _evict_doubles(self._after, self._before, self._state, self._pins, self._busy, self.counts, above, count, now)
+        lists = self._after, self._before, self._state, self._pins, self._busy
+        kernel.evict_doubles(*lists, self.counts, self._above()[0], count, now)
 
     def pin(self, ids: Int32s, start: int, end: int, by: int) -> None:
         """Protects chunks from eviction (`by` = 1), or ends that (`by` = -1)."""
@@ -238,7 +238,7 @@ class ChunkCache:
 
     def on_the_way(self, ids: Int32s, now: float, served: npt.NDArray[np.bool_], late: npt.NDArray[np.bool_]) -> None:
         """Marks which chunks are `served` at `now`, and which are `late`: their last store dropped or unfinished."""
-        _on_the_way(self._state, self._fate, self._ready, ids, now, served, late)
+        kernel.on_the_way(self._state, self._fate, self._ready, ids, now, served, late)
 
     def clear(self) -> None:
         """Empties the tier."""
@@ -246,165 +246,3 @@ class ChunkCache:
         self._pins[:] = 0
         self._after[0] = self._before[0] = 0
         self.counts[0] = 0
-
-
-@numba.njit(cache=True)
-def _prefix(state, ready, ids, start, now):  # type: ignore[no-untyped-def]  # pragma: no cover
-    end = start
-    while end < len(ids) and state[ids[end] + 1] == PRESENT and ready[ids[end] + 1] <= now:
-        end += 1
-    return end
-
-
-@numba.njit(cache=True)
-def _touch(after, before, state, ids, start, end):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for index in range(end - 1, start - 1, -1):
-        entry = ids[index] + 1
-        if state[entry] == PRESENT:
-            unlink(after, before, entry)
-            append(after, before, entry)
-
-
-@numba.njit(cache=True)
-def _missing(state, ids, start, end):  # type: ignore[no-untyped-def]  # pragma: no cover
-    count = 0
-    for index in range(start, end):
-        count += state[ids[index] + 1] == ABSENT
-    return count
-
-
-@numba.njit(cache=True)
-def _insert(  # type: ignore[no-untyped-def]  # pragma: no cover
-    after, before, state, fate, pins, ready, busy, counts, ids, start, end, now, first, each, capacity, evict,
-    above, leaf,
-):  # fmt: skip
-    time = first
-    candidate = after[0]
-    own = -1
-    tree = len(above) > 0
-    for index in range(start, end):
-        entry = ids[index] + 1
-        if state[entry] == PRESENT:
-            continue
-        if counts[0] >= capacity:
-            if not evict:
-                candidate = 0
-            while (
-                candidate > 0
-                and candidate != own
-                and (pins[candidate] > 0 or busy[candidate] > now or (tree and above[candidate - 1] >= 0))
-            ):
-                candidate = after[candidate]
-            if candidate in (0, own):
-                counts[2] += 1
-                fate[entry] = DROPPED
-                continue
-            whole = leaf[candidate - 1] if tree else 0
-            while True:
-                victim, candidate = candidate, after[candidate]
-                unlink(after, before, victim)
-                state[victim] = ABSENT
-                counts[0] -= 1
-                counts[1] += 1
-                if not whole or candidate in (0, own) or leaf[candidate - 1] != whole:
-                    break
-                if pins[candidate] > 0 or busy[candidate] > now or above[candidate - 1] >= 0:
-                    break
-        append(after, before, entry)
-        if own < 0:
-            own = entry
-        state[entry], fate[entry] = PRESENT, KEPT
-        ready[entry] = busy[entry] = time
-        counts[0] += 1
-        time += each
-    return time - each if time > first else first
-
-
-@numba.njit(cache=True)
-def _take_out(  # type: ignore[no-untyped-def]  # pragma: no cover
-    after, before, state, pins, busy, counts, times, until, most, now
-):
-    taken, entry = 0, after[0]
-    while entry > 0 and taken < most:
-        following = after[entry]
-        if pins[entry] <= 0 and busy[entry] <= now and times[entry] <= until:
-            unlink(after, before, entry)
-            state[entry] = ABSENT
-            taken += 1
-        entry = following
-    counts[0] -= taken
-    counts[1] += taken
-    return taken
-
-
-@numba.njit(cache=True)
-def _rare_first(after, before, pins, busy, uses, count, held, now):  # type: ignore[no-untyped-def]  # pragma: no cover
-    entries, size = np.empty(held, np.int32), 0
-    entry = after[0]
-    while entry > 0:
-        if pins[entry] <= 0 and busy[entry] <= now:
-            entries[size] = entry
-            size += 1
-        entry = after[entry]
-    order = np.argsort(uses[entries[:size]], kind="mergesort")
-    for index in range(min(count, size) - 1, -1, -1):
-        entry = entries[order[index]]
-        unlink(after, before, entry)
-        oldest = after[0]
-        before[oldest], after[entry] = entry, oldest
-        before[entry], after[0] = 0, entry
-
-
-@numba.njit(cache=True)
-def _evictable(after, pins, busy, now, most, above):  # type: ignore[no-untyped-def]  # pragma: no cover
-    count, entry = 0, after[0]
-    while entry > 0 and count < most:
-        count += pins[entry] <= 0 and busy[entry] <= now and (len(above) == 0 or above[entry - 1] < 0)
-        entry = after[entry]
-    return count
-
-
-@numba.njit(cache=True)
-def _give_up(after, before, state, pins, counts, ids, start, end):  # type: ignore[no-untyped-def]  # pragma: no cover
-    gone = 0
-    for index in range(start, end):
-        entry = ids[index] + 1
-        if state[entry] == PRESENT and pins[entry] <= 0:
-            unlink(after, before, entry)
-            state[entry] = ABSENT
-            gone += 1
-    counts[0] -= gone
-    return gone
-
-
-@numba.njit(cache=True)
-def _evict_doubles(  # type: ignore[no-untyped-def]  # pragma: no cover
-    after, before, state, pins, busy, counts, above, most, now
-):
-    taken, entry = 0, after[0]
-    while entry > 0 and taken < most:
-        following = after[entry]
-        if pins[entry] <= 0 and busy[entry] <= now and above[entry - 1] >= 0:
-            unlink(after, before, entry)
-            state[entry] = ABSENT
-            taken += 1
-        entry = following
-    counts[0] -= taken
-    counts[1] += taken
-
-
-@numba.njit(cache=True)
-def _on_the_way(state, fate, ready, ids, now, served, late):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for index in range(len(ids)):
-        entry = ids[index] + 1
-        here = state[entry] == PRESENT
-        served[index] |= here and ready[entry] <= now
-        late[index] |= fate[entry] == DROPPED or (here and ready[entry] > now)
-
-
-@numba.njit(cache=True)
-def _keep_until(state, busy, ids, start, end, lower_state, lower_ready):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for index in range(start, end):
-        entry = ids[index] + 1
-        if state[entry] == PRESENT and lower_state[entry] == PRESENT:
-            busy[entry] = max(busy[entry], lower_ready[entry])

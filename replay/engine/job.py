@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from replay.engine.lru import Int32s
-from replay.engine.tiers import Hit, Prefetch
+from replay.engine.tier import Hit, Prefetch
 
 NO_CHUNKS: Int32s = np.empty(0, np.int32)
 

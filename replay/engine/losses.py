@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numba
 import numpy as np
 
-from replay.engine.pool import NEVER, BlockPool
+from replay.engine.pool import BlockPool
+from replay.engine.pool_kernel import NEVER
 from replay.engine.tiers import TierStack
 
 if TYPE_CHECKING:

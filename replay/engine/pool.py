@@ -17,15 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine import pool_kernel as kernel
 from replay.engine.lru import Int32s
-
-NEVER, STORED, BEFORE_RESET, UNFINISHED = 0, 1, 2, 3
-"""History of a block id: never stored; stored since the last reset; only before it; computed but for
-its last token, which a model samples last and never computes."""
+from replay.engine.pool_kernel import BEFORE_RESET, STORED
 
 
 class BlockPool:
@@ -145,7 +142,7 @@ class BlockPool:
         """
         if not self.caching:
             return 0, 0
-        hit, idle = _match(self.first, self._place, self._ids[slot], limit)
+        hit, idle = kernel.match(self.first, self._place, self._ids[slot], limit)
         return int(hit), int(idle)
 
     def comes_closer(self, slot: int, block: int, slots: Int32s) -> bool:
@@ -160,7 +157,7 @@ class BlockPool:
 
     def hold(self, slot: int, hits: int) -> None:
         """Takes the first `hits` blocks, which `match` found, out of the free queue."""
-        _hold(self.first, self._place, self._queue, self._counts, self._ids[slot], self._table[slot], hits)
+        kernel.hold(self.first, self._place, self._queue, self._counts, self._ids[slot], self._table[slot], hits)
         self.held[slot] = self._labelled[slot] = hits
         self.tokens[slot] = hits * self.block_tokens
 
@@ -178,7 +175,7 @@ class BlockPool:
             self.label(slot)
 
     def _take(self, slot: int, blocks: int) -> None:
-        _take(
+        kernel.take(
             self._queue, self._place, self._key, self._twin, self.first, self._counts, self.leaf, self._gone,
             self._table[slot], self.held[slot], blocks,
         )  # fmt: skip
@@ -188,7 +185,7 @@ class BlockPool:
         """Gives every full block of the slot its id: from now on it can be hit."""
         full = self.tokens[slot] // self.block_tokens
         if self.caching and full > self._labelled[slot]:
-            _label(
+            kernel.label(
                 self._key, self._twin, self.first, self.history, self._ids[slot], self._table[slot],
                 self._labelled[slot], full,
             )  # fmt: skip
@@ -201,11 +198,11 @@ class BlockPool:
 
     def needed(self, slots: Int32s, steps: int) -> int:
         """Blocks that decoding `steps` tokens in each of `slots` allocates."""
-        return int(_needed(slots, self.tokens, self.held, self.block_tokens, steps))
+        return int(kernel.needed(slots, self.tokens, self.held, self.block_tokens, steps))
 
     def decode(self, slots: Int32s, steps: int) -> None:
         """Decodes `steps` tokens in each of `slots`; the caller has checked `needed`."""
-        _decode(
+        kernel.decode(
             self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts, self.leaf,
             self._gone, self._ids, self._table, self.tokens, self.held, self._labelled, slots, steps, self.block_tokens,
             self._labels_output,
@@ -217,7 +214,7 @@ class BlockPool:
         The caller has checked that enough blocks are free.
         """
         if steps:
-            _prefill(
+            kernel.prefill(
                 self._queue, self._place, self._key, self._twin, self.first, self.history, self._counts, self.leaf,
                 self._gone, self._ids, self._table, self.tokens, self.held, self._labelled, slots, slot, chunk, steps,
                 self.block_tokens, self._labels_output,
@@ -247,7 +244,7 @@ class BlockPool:
                 self.leaf[row[begin:page][own[begin:page]]] = self._leaves
                 begin = page
             self._split(row[:page])
-        _share(
+        kernel.share(
             self._queue, self._place, self._key, self._twin, self.first, self._counts, self._table[slot],
             self.held[slot],
         )  # fmt: skip
@@ -268,7 +265,7 @@ class BlockPool:
 
     def release(self, slot: int) -> None:
         """Frees all blocks of a slot, those without an id to be used first, the others' last one first."""
-        _release(self._queue, self._place, self._key, self._counts, self._table[slot], self.held[slot])
+        kernel.release(self._queue, self._place, self._key, self._counts, self._table[slot], self.held[slot])
         self.held[slot] = self._labelled[slot] = self.tokens[slot] = 0
 
     def close(self, slot: int) -> None:
@@ -282,252 +279,3 @@ class BlockPool:
             self.close(slot)
         self._key[:] = self._twin[:] = self.first[:] = -1
         self.history[self.history == STORED] = BEFORE_RESET
-
-
-@numba.njit(cache=True)
-def _match(first, place, ids, limit):  # type: ignore[no-untyped-def]  # pragma: no cover
-    hit = idle = 0
-    while hit < limit:
-        block = first[ids[hit]]
-        if block < 0:
-            break
-        idle += place[block] >= 0
-        hit += 1
-    return hit, idle
-
-
-@numba.njit(cache=True)
-def _hold(first, place, queue, counts, ids, table, hits):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for index in range(hits):
-        block = first[ids[index]]
-        if place[block] >= 0:
-            queue[place[block]] = -1
-            place[block] = 0
-            counts[0] -= 1
-        place[block] -= 1
-        table[index] = block
-
-
-@numba.njit(cache=True)
-def _take(  # type: ignore[no-untyped-def]  # pragma: no cover
-    queue, place, key, twin, first, counts, leaf, gone, table, begin, end
-):
-    # One loop without calls: a call costs reference counts of every array.
-    head = counts[2]
-    for index in range(begin, end):
-        while queue[head] < 0:
-            head += 1
-        block = queue[head]
-        head += 1
-        place[block] = -1
-        table[index] = block
-        name = key[block]
-        if name >= 0:
-            counts[1] += 1
-            other, rest = first[name], twin[block]
-            if other == block:
-                first[name] = rest
-            else:
-                while twin[other] != block:
-                    other = twin[other]
-                twin[other] = rest
-            key[block] = -1
-            if rest >= 0:
-                twin[block] = -1
-            if len(gone) and first[name] < 0:
-                gone[counts[4]] = name
-                counts[4] += 1
-            if len(leaf):
-                _drop_leaf(queue, key, twin, first, counts, leaf, gone, head, name)
-    counts[0] -= end - begin
-    counts[2] = head
-
-
-@numba.njit(cache=True)
-def _drop_leaf(queue, key, twin, first, counts, leaf, gone, head, last):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Evicts, without taking them, the blocks at the queue's head that belong to the leaf whose `last` block went."""
-    place, end = head, counts[3]
-    while place < end and leaf[last]:
-        block = queue[place]
-        place += 1
-        if block < 0:
-            continue
-        name = key[block]
-        if name < 0 or leaf[name] != leaf[last]:
-            return
-        if first[name] == block:
-            first[name] = twin[block]
-        key[block] = twin[block] = -1
-        counts[1] += 1
-        if len(gone) and first[name] < 0:
-            gone[counts[4]] = name
-            counts[4] += 1
-
-
-@numba.njit(cache=True)
-def _share(queue, place, key, twin, first, counts, table, held):  # type: ignore[no-untyped-def]  # pragma: no cover
-    if counts[2] < held:
-        _centre(queue, place, counts)
-    for index in range(held):
-        block = table[index]
-        name = key[block]
-        if name < 0 or first[name] == block:
-            continue
-        other = first[name]
-        while twin[other] != block:
-            other = twin[other]
-        twin[other] = twin[block]
-        key[block] = twin[block] = -1
-        place[block] += 1
-        if place[block] == 0:
-            counts[2] -= 1
-            queue[counts[2]] = block
-            place[block] = counts[2]
-            counts[0] += 1
-        kept = first[name]
-        if place[kept] >= 0:
-            queue[place[kept]] = -1
-            place[kept] = 0
-            counts[0] -= 1
-        place[kept] -= 1
-        table[index] = kept
-
-
-@numba.njit(cache=True)
-def _label(key, twin, first, history, ids, table, begin, end):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for index in range(begin, end):
-        name, block = ids[index], table[index]
-        key[block] = name
-        history[name] = STORED
-        if first[name] < 0:
-            first[name] = block
-            continue
-        last = first[name]
-        while twin[last] >= 0:
-            last = twin[last]
-        twin[last] = block
-
-
-@numba.njit(cache=True)
-def _release(queue, place, key, counts, table, held):  # type: ignore[no-untyped-def]  # pragma: no cover
-    if counts[2] < held or counts[3] + held > len(queue):
-        _centre(queue, place, counts)
-    # Blocks without an id can never be hit: vLLM (0.26 to 0.33, `BlockPool.free_blocks`) takes them first.
-    head, tail = counts[2], counts[3]
-    for index in range(held):
-        block = table[held - 1 - index]
-        place[block] += 1
-        if place[block] == 0 and key[block] >= 0:
-            queue[tail] = block
-            place[block] = tail
-            tail += 1
-            counts[0] += 1
-    for index in range(held):
-        block = table[index]
-        if place[block] == 0:
-            head -= 1
-            queue[head] = block
-            place[block] = head
-            counts[0] += 1
-    counts[2], counts[3] = head, tail
-
-
-@numba.njit(cache=True)
-def _centre(queue, place, counts):  # type: ignore[no-untyped-def]  # pragma: no cover
-    blocks = queue[counts[2] : counts[3]]
-    blocks = blocks[blocks >= 0]
-    start = len(queue) // 4
-    queue[:] = -1
-    for index in range(len(blocks)):
-        queue[start + index] = blocks[index]
-        place[blocks[index]] = start + index
-    counts[2], counts[3] = start, start + len(blocks)
-
-
-@numba.njit(cache=True)
-def _needed(slots, tokens, held, size, steps):  # type: ignore[no-untyped-def]  # pragma: no cover
-    total = 0
-    for slot in slots:
-        total += max(0, (tokens[slot] + steps + size - 1) // size - held[slot])
-    return total
-
-
-@numba.njit(cache=True)
-def _grow(  # type: ignore[no-untyped-def]  # pragma: no cover
-    queue,
-    place,
-    key,
-    twin,
-    first,
-    history,
-    counts,
-    leaf,
-    gone,
-    ids,
-    table,
-    tokens,
-    held,
-    labelled,
-    slot,
-    more,
-    size,
-    caching,
-):
-    tokens[slot] += more
-    blocks = (tokens[slot] + size - 1) // size
-    if blocks > held[slot]:
-        _take(queue, place, key, twin, first, counts, leaf, gone, table[slot], held[slot], blocks)
-        held[slot] = blocks
-    full = tokens[slot] // size
-    if caching and full > labelled[slot]:
-        _label(key, twin, first, history, ids[slot], table[slot], labelled[slot], full)
-        labelled[slot] = full
-
-
-@numba.njit(cache=True)
-def _decode(  # type: ignore[no-untyped-def]  # pragma: no cover
-    queue,
-    place,
-    key,
-    twin,
-    first,
-    history,
-    counts,
-    leaf,
-    gone,
-    ids,
-    table,
-    tokens,
-    held,
-    labelled,
-    slots,
-    steps,
-    size,
-    caching,
-):
-    for slot in slots:
-        _grow(
-            queue, place, key, twin, first, history, counts, leaf, gone, ids, table, tokens, held, labelled, slot,
-            steps, size, caching,
-        )  # fmt: skip
-
-
-@numba.njit(cache=True)
-def _prefill(  # type: ignore[no-untyped-def]  # pragma: no cover
-    queue, place, key, twin, first, history, counts, leaf, gone, ids, table, tokens, held, labelled, slots, long,
-    chunk, steps, size, caching,
-):  # fmt: skip
-    for _ in range(steps):
-        for slot in slots:
-            # Within a block that it holds already, a token changes nothing but their count.
-            if tokens[slot] % size and (tokens[slot] + 1) % size:
-                tokens[slot] += 1
-            else:
-                _grow(
-                    queue, place, key, twin, first, history, counts, leaf, gone, ids, table, tokens, held, labelled,
-                    slot, 1, size, caching,
-                )  # fmt: skip
-        _grow(
-            queue, place, key, twin, first, history, counts, leaf, gone, ids, table, tokens, held, labelled, long,
-            chunk, size, caching,
-        )  # fmt: skip

@@ -9,7 +9,8 @@ import numpy as np
 from replay.engine.cost import CostModel
 from replay.engine.job import Job
 from replay.engine.lru import Int32s, Int64s
-from replay.engine.pool import UNFINISHED, BlockPool
+from replay.engine.pool import BlockPool
+from replay.engine.pool_kernel import UNFINISHED
 from replay.engine.power import PowerCap
 from replay.engine.stretch import Stretch
 from replay.engine.tiers import TierStack

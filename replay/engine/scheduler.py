@@ -23,7 +23,7 @@ from replay.engine.job import Job
 from replay.engine.losses import attribute
 from replay.engine.steps import Steps
 from replay.engine.stretch import Stretch
-from replay.engine.tiers import Hit
+from replay.engine.tier import Hit
 
 
 class Scheduler(Steps):

@@ -7,8 +7,6 @@ through), or the CPU tier what the GPU evicts (written back); it hands all that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +17,7 @@ from replay.engine.connectors import CONNECTORS
 from replay.engine.lru import Int32s
 from replay.engine.pool import BlockPool
 from replay.engine.profiles import Link
+from replay.engine.tier import Hit, Prefetch, Tier
 from replay.errors import ReplayError
 
 RETRY_S = 0.1
@@ -27,51 +26,6 @@ PREFETCH_TOKENS = 256
 """Fewest tokens that SGLang brings from storage to CPU memory (``prefetch_threshold``)."""
 PREFETCH_S = (1.0, 0.25)
 """How long a request waits for them under ``timeout``: seconds, and more for each 1,024 tokens."""
-
-
-@dataclass(slots=True)
-class Hit:
-    """What lower tiers hold of a prompt beyond the GPU's hit."""
-
-    parts: list[tuple[Tier, int, int]] = field(default_factory=list)
-    """Tier, first chunk and end of each part to load."""
-    chunks: int = 0
-    """Where the prefix that the tiers hold ends, in chunks of the prompt; stores begin there."""
-
-
-@dataclass(slots=True)
-class Prefetch:
-    """Chunks that storage sends to CPU memory for a request that waits: tier, first one and end."""
-
-    tier: Tier
-    begin: int
-    end: int
-    ready: float
-    """Until when the request waits for them."""
-
-
-@dataclass(slots=True)
-class Tier:
-    """A tier's contents and its link; loads queue on the link, and so do stores."""
-
-    cache: ChunkCache
-    link: Link
-    settings: LowerTier
-    load_free: float = 0.0
-    store_free: float = 0.0
-    dirtied: float = 0.0
-    """Bytes written since the last write-back."""
-    flush_s: float = 0.0
-    """What is left of the write-back, in seconds."""
-    loads: int = 0
-    """Chunks loaded so far."""
-    load_s: float = 0.0
-    """Seconds of loading so far."""
-
-    @property
-    def name(self) -> str:
-        """``cpu``, ``disk`` or ``remote``."""
-        return self.cache.name
 
 
 class TierStack:
@@ -146,7 +100,7 @@ class TierStack:
             link = msgspec.structs.replace(link, blocking_load=how.loads == "layerwise", blocking_store=False)
         if how.batches and link.source == "derived":
             link = msgspec.structs.replace(link, per_chunk_s=0.0, store_per_chunk_s=0.0)
-        return Tier(cache, link, tier)
+        return Tier(cache, link, tier, self.chunk_bytes)
 
     def know(self, count: int) -> None:
         """Makes room for chunk ids below `count`."""
@@ -335,37 +289,15 @@ class TierStack:
                 held_up = handed = done
             else:
                 tier.store_free = done
-            written = self._write(tier, ids, begin, end, count, handed, done)
+            written = tier.write(ids, begin, end, count, handed, done)
             if tier is top or self.how.loads == "link":
                 complete = max(complete, written)
             if self.how.loads != "link":
                 handed = max(handed, written)
-            held_up += self._flush(tier, count)
+            held_up += tier.flush(count)
         for tier in self.tiers[1:]:
             top.cache.keep_until(ids, begin, end, tier.cache)
         return held_up, max(complete, held_up)
-
-    def _flush(self, tier: Tier, count: int) -> float:
-        """Seconds for which a step that writes waits while the host writes back what a tier's files have dirtied."""
-        if not tier.link.flush_every_gb:
-            return 0.0
-        tier.dirtied += count * self.chunk_bytes
-        if tier.dirtied >= tier.link.flush_every_gb * 1e9:
-            tier.dirtied = 0.0
-            tier.flush_s += tier.link.flush_s
-        pause = min(tier.flush_s, tier.link.flush_pause_s)
-        tier.flush_s -= pause
-        tier.store_free += pause
-        return pause
-
-    def _write(self, tier: Tier, ids: Int32s, begin: int, end: int, count: int, now: float, done: float) -> float:
-        """Puts chunks into one tier, visible at `done` or as its drain takes them."""
-        if tier.link.drain_gbps is None:
-            return tier.cache.insert(ids, begin, end, now, done)
-        each = self.chunk_bytes / (tier.link.drain_gbps * 1e9)
-        start = max(done, tier.store_free)
-        tier.store_free = start + count * each
-        return tier.cache.insert(ids, begin, end, now, start + each, each)
 
     def clear(self, *names: str) -> None:
         """Empties the named tiers, or all."""

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from replay.engine.pool import BEFORE_RESET, NEVER, STORED, BlockPool
+from replay.engine.pool import BlockPool
+from replay.engine.pool_kernel import BEFORE_RESET, NEVER, STORED
 
 BLOCKS, SIZE = 12, 2
 
