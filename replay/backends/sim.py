@@ -66,7 +66,7 @@ class SimBackend:
             self.engine.reset(cold=cold)
 
     async def restart(self) -> None:
-        """Empties GPU and CPU tier as a restart does; disk and remote stay."""
+        """Empties what a restart of the engine's host does; see `replay.engine.connectors`."""
         with self._events.emptying(self.clock.now()):
             self.engine.restart()
 

@@ -46,7 +46,7 @@ class SimRouter:
         return outcome
 
     async def restart(self) -> None:
-        """Empties GPU and CPU tiers as a restart does; disk and remote stay."""
+        """Restarts every instance."""
         for instance in self.instances:
             await instance.restart()
 

@@ -7,7 +7,7 @@ Sources, read in the packages' code:
   prompt is written through to all tiers, while the engine's step waits; what a lower tier serves is kept in the CPU
   tier too. A chunk stays in the CPU tier, its staging buffer, until the disk has it; what finds no room there is stored
   nowhere. ``staging`` is ``local_cpu: false``: the CPU tier holds chunks only on their way. Chunks of the output
-  are not stored (``save_decode_cache`` is off).
+  are not stored (``save_decode_cache`` is off). The index of the disk is in memory: a restart loses it.
 - ``lmcache-mp`` (LMCache's server, ``lmcache/v1/distributed``): the same, but beside the engine's steps; what a lower
   tier serves is not kept (``--l2-prefetch-policy default``); memory evicts only in a loop, once a second, and a store
   that finds too little free memory reaches no tier. ``staging`` is ``--l2-store-policy skip_l1``.
@@ -26,7 +26,8 @@ Sources, read in the packages' code:
   until there is room for the request in a step (``best_effort``).
 - ``mooncake`` (vLLM's ``MooncakeStoreConnector``, Mooncake 0.3.13): one pool of memory for all instances. A lookup
   leases what it finds for 10 s; a loop, every 10 ms, evicts down to 5 % below the watermark of 90 %, by when leases
-  ended, which is LRU but for those 10 s; what finds no room is not stored. The output is not stored.
+  ended, which is LRU but for those 10 s; what finds no room is not stored. The output is not stored. The pool is
+  memory of the instances (``mode: embedded``): a restart of all of them empties it.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class Connector:
     """The same where the tier is the way to others."""
     shares: Literal["remote", "all"] = "remote"
     """Tiers that instances share."""
+    loses: tuple[str, ...] = ("cpu",)
+    """Tiers that are empty after a restart."""
     loop: Loop | None = None
     lease_s: float = 0.0
     """Seconds for which what a lookup found is not evicted."""
@@ -110,7 +113,13 @@ _LMCACHE_POLICIES = dict.fromkeys(("cpu", "disk", "remote"), ("lru", "fifo", "lf
 CONNECTORS = {
     "none": Connector(tiers=()),
     "lmcache": Connector(
-        loads="link", holds_blocks=False, promotes=True, drops_above="rest", policies=_LMCACHE_POLICIES, staging=True
+        loads="link",
+        holds_blocks=False,
+        promotes=True,
+        drops_above="rest",
+        loses=("cpu", "disk"),
+        policies=_LMCACHE_POLICIES,
+        staging=True,
     ),
     "lmcache-mp": Connector(drops="all", drops_above="all", shares="all", loop=Loop(1.0), staging=True),
     "offload": Connector(
@@ -136,7 +145,9 @@ CONNECTORS = {
         evict_waits=True,
         writes=("through", "through_selective", "back"),
     ),
-    "mooncake": Connector(tiers=("remote",), loop=Loop(0.01, 0.9, 0.05, excess_too=True), lease_s=10.0, batches=True),
+    "mooncake": Connector(
+        tiers=("remote",), loses=("remote",), loop=Loop(0.01, 0.9, 0.05, excess_too=True), lease_s=10.0, batches=True
+    ),
 }
 
 

@@ -109,8 +109,8 @@ class Engine:
         self._empty([tier.name for tier in self.tiers.tiers] if cold and self.tiers else [])
 
     def restart(self) -> None:
-        """What a restart of the engine's host leaves: disk and remote. Requests in flight fail."""
-        self._empty(["cpu"])
+        """Empties the GPU tier and those that do not survive a restart of the host; requests in flight fail."""
+        self._empty([*self.tiers.how.loses] if self.tiers else [])
 
     def stop(self) -> None:
         """Fails what is in flight and cancels timers."""

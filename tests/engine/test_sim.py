@@ -16,7 +16,16 @@ from replay.trace import ROOT, Turn
 
 
 @pytest.mark.parametrize(
-    ("name", "tier"), [("vllm", None), ("lmcache-cpu", "cpu"), ("lmcache-disk", "disk"), ("vllm-offload-cpu", "cpu")]
+    ("name", "tier"),
+    [
+        ("vllm", None),
+        ("lmcache-cpu", "cpu"),
+        ("lmcache-disk", "disk"),
+        ("vllm-offload-cpu", "cpu"),
+        ("sglang", None),
+        ("sglang-hicache", "cpu"),
+        ("mooncake", "remote"),
+    ],
 )
 def test_a_document_comes_back_from_where_it_survived(name: str, tier: str | None) -> None:
     """One document of 16k tokens, again, 36 others, the first again; 388,560 tokens of GPU tier."""
@@ -73,16 +82,28 @@ def test_what_a_reset_took_is_cold() -> None:
     assert (warm.cpu, sum(warm.lost.values())) == (40, 1)
 
 
-def test_a_restart_keeps_disk_and_remote() -> None:
+@pytest.mark.parametrize(
+    ("connector", "tiers", "after"),
+    [
+        ("lmcache", ("cpu", "disk"), None),  # its index of the disk is in memory
+        ("lmcache", ("cpu", "remote"), "remote"),
+        ("lmcache-mp", ("cpu", "disk"), "disk"),
+        ("offload", ("cpu", "disk"), "disk"),
+        ("mooncake", ("remote",), None),  # the pool is memory of the instances
+    ],
+)
+def test_what_a_restart_leaves(connector: str, tiers: tuple[str, ...], after: str | None) -> None:
     async def main() -> Outcome:
-        async with backend("lmcache", gpu=400, cpu=400, disk=400) as sim:
+        async with backend(connector, gpu=400, **dict.fromkeys(tiers, 400)) as sim:
             session = Session(sim)
             await session.ask(Ask(-1, 1, "a", 40, 1))
             await asyncio.sleep(10)
             await sim.restart()
             return await session.ask(Ask(-1, 1, "a", 45, 1))
 
-    assert run(main(), virtual=True).disk == 40
+    outcome = run(main(), virtual=True)
+    assert outcome.computed == (5 if after else 45)
+    assert after is None or getattr(outcome, after) == 40
 
 
 @pytest.mark.parametrize(("connector", "lower"), [("none", ()), ("offload", ("cpu",)), ("lmcache", ("cpu", "disk"))])
@@ -113,14 +134,14 @@ def test_stores_less_evictions_are_what_a_tier_holds_after_every_reading(
 
 def test_a_restart_is_a_reset_of_the_tiers_that_it_empties_and_no_eviction() -> None:
     async def main() -> list[tuple[str, str | None]]:
-        async with backend("lmcache", gpu=400, cpu=400, disk=400) as sim:
+        async with backend("lmcache", gpu=400, cpu=400, remote=400) as sim:
             session = Session(sim)
             await session.ask(Ask(-1, 1, "a", 40, 1))
             await asyncio.sleep(10)
             await sim.restart()
             return [(event.kind, event.tier) for event in sim.cache_events()]
 
-    assert run(main(), virtual=True) == [("store", "cpu"), ("store", "disk"), ("reset", "gpu"), ("reset", "cpu")]
+    assert run(main(), virtual=True) == [("store", "cpu"), ("store", "remote"), ("reset", "gpu"), ("reset", "cpu")]
 
 
 def test_requests_in_flight_fail_when_the_engine_restarts() -> None:

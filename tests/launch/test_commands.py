@@ -188,10 +188,11 @@ def test_mooncake_listens_on_loopback_and_its_clients_find_it(tmp_path, monkeypa
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
-    preset = load("mooncake", ["tiers.remote.gib=8"])
+    preset = load("mooncake", ["tiers.remote.gib=8", "tiers.remote.watermark=0.8"])
     services, (master,) = plan(preset, H200, tmp_path, None)
     assert value(master.argv, "-rpc_address") == "127.0.0.1"
     assert value(master.argv, "-metrics_host") == "127.0.0.1"
+    assert value(master.argv, "-eviction_high_watermark_ratio") == "0.8"
     connector, _, env = mooncake.client(preset, services)
     config = json.loads(Path(env["MOONCAKE_CONFIG_PATH"]).read_text())
     assert connector == {"kv_connector": "MooncakeStoreConnector"}
@@ -211,6 +212,22 @@ def test_hicache_gets_memory_and_a_folder(services):
     assert value(made.argv, "--hicache-size") == "60"
     assert value(made.argv, "--hicache-storage-backend") == "file"
     assert made.env["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] == "/data"
+
+
+def test_hicache_is_told_how_to_write_and_to_prefetch(services):
+    assert value(command(services, "sglang-hicache").argv, "--hicache-write-policy") == "write_through"
+    disk = "tiers.disk={gib: 100, path: /data, prefetch: wait_complete}"
+    argv = command(services, "sglang-hicache", "tiers.cpu.write=back", disk).argv
+    assert value(argv, "--hicache-write-policy") == "write_back"
+    assert value(argv, "--hicache-storage-prefetch-policy") == "wait_complete"
+
+
+def test_offload_that_writes_back_is_vllms_lazy_one(services):
+    config = transfer(command(services, "vllm-offload-cpu", "tiers.cpu={gib: 60, write: back}").argv)
+    assert config["kv_connector"] == "SimpleCPUOffloadConnector"
+    assert config["kv_connector_extra_config"] == {"cpu_bytes_to_use": 60 * 2**30, "lazy_offload": True}
+    with pytest.raises(ReplayError, match="vLLM has no exclusive CPU tier; use --target sim"):
+        command(services, "vllm-offload-cpu", "tiers.cpu={gib: 60, write: back, inclusion: exclusive}")
 
 
 def test_the_users_own_arguments_and_variables_come_last(services):
