@@ -23,7 +23,9 @@ Sources, read in the packages' code:
   what its requests hit there is loaded layer by layer; hits of fewer than 10 tokens are not. Everything in CPU memory
   is written on to storage, which is asked when a request comes: at least 256 tokens are sent to CPU memory while it
   waits, for 1 s and 0.25 s for each 1,024 tokens at most (``timeout``), until all are there (``wait_complete``), or
-  until there is room for the request in a step (``best_effort``).
+  until there is room for the request in a step (``best_effort``). Not modelled: its scheduler (vLLM's continuous
+  batching runs instead, where SGLang runs prefill and decoding in turn), repeated requests to storage and their limit,
+  ``--hicache-host-memory-mode buffer_only``.
 - ``mooncake`` (vLLM's ``MooncakeStoreConnector``, Mooncake 0.3.13): one pool of memory for all instances. A lookup
   leases what it finds for 10 s; a loop, every 10 ms, evicts down to 5 % below the watermark of 90 %, by when leases
   ended, which is LRU but for those 10 s; what finds no room is not stored. The output is not stored. The pool is
@@ -172,8 +174,8 @@ def warnings(preset: Preset) -> list[str]:
     found = []
     if preset.engine == "sglang":
         found.append(
-            "SGLang is not validated: its caches are modelled after its source, steps are scheduled as vLLM's and "
-            "take vLLM's times"
+            "SGLang is not validated: its caches are modelled after its source; scheduling, times and, unless "
+            "tiers.gpu says it, the GPU tier's size are vLLM's"
         )
     if preset.connector == "mooncake":
         found.append("Mooncake is not validated: modelled after its source, on the profile's link to a remote tier")
