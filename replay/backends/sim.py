@@ -127,19 +127,19 @@ class SimBackend:
 
     def describe(self) -> dict[str, Any]:
         """Profiles and capacities, stored with the run. Sizes of tiers in tokens and GiB."""
-        tiers = {"gpu": self._size(self.engine.gpu_tokens)}
+        tokens = {"gpu": self.engine.gpu_tokens}
         if self.engine.tiers:
             chunk = self.engine.tiers.chunk_tokens
-            tiers |= {tier.name: self._size(tier.cache.capacity * chunk) for tier in self.engine.tiers.tiers}
+            tokens |= {tier.name: tier.cache.capacity * chunk for tier in self.engine.tiers.tiers}
         return {
             "engine": f"model of {self.preset.engine}",
             "connector": self.preset.connector,
             "model": self.model.name,
             "gpu": self.gpu.name,
             "cost_source": self.cost.source,
-            "warnings": [*warnings(self.preset), *self.model.warnings],
+            "warnings": [*warnings(self.preset, tokens), *self.model.warnings],
             "kv_bytes_per_token": self.token_bytes,
-            "tiers": tiers,
+            "tiers": {name: self._size(count) for name, count in tokens.items()},
             "cache_state_before_run": "empty",
         }
 

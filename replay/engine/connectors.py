@@ -168,14 +168,24 @@ def check(preset: Preset) -> None:
         )
 
 
-def warnings(preset: Preset) -> list[str]:
-    """What a simulation with this preset has not been compared with a real engine in."""
+def warnings(preset: Preset, tokens: Mapping[str, int] | None = None) -> list[str]:
+    """What a simulation with this preset has not been compared with a real engine in, and sizes that disappoint.
+
+    Args:
+        preset: engine, connector and tiers.
+        tokens: size of each tier.
+    """
     cpu = preset.tiers.cpu
     found = []
     if preset.engine == "sglang":
         found.append(
             "SGLang is not validated: its caches are modelled after its source; scheduling, times and, unless "
             "tiers.gpu says it, the GPU tier's size are vLLM's"
+        )
+    if preset.connector == "hicache" and tokens and tokens["cpu"] <= tokens["gpu"] and cpu and cpu.write != "back":
+        found.append(
+            f"CPU memory of {tokens['cpu']:,} tokens is no larger than the GPU tier of {tokens['gpu']:,}: SGLang keeps "
+            "in it what the GPU holds, and little else"
         )
     if preset.connector == "mooncake":
         found.append("Mooncake is not validated: modelled after its source, on the profile's link to a remote tier")

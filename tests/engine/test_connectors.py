@@ -338,6 +338,15 @@ def test_a_run_says_what_was_never_compared_with_a_real_engine(
     assert set(warnings(preset)) <= set(sim.describe()["warnings"])
 
 
+@pytest.mark.parametrize(("gib", "write", "warned"), [(5, "through", True), (5, "back", False), (90, "through", False)])
+def test_a_run_says_that_sglangs_cpu_memory_holds_little_but_what_the_gpu_holds(
+    gib: int, write: str, warned: bool
+) -> None:
+    preset = presets.load("sglang-hicache", [f"tiers.cpu.gib={gib}", f"tiers.cpu.write={write}", "tiers.gpu.gib=60"])
+    about = SimBackend(preset, "qwen3-8b", "h200", _Clock()).describe()
+    assert any("CPU memory of 36,352 tokens is no larger" in text for text in about["warnings"]) == warned
+
+
 @pytest.mark.parametrize("name", ["vllm", "vllm-no-cache", "vllm-offload-cpu", "lmcache-cpu", "lmcache-disk"])
 def test_what_was_compared_needs_no_warning(name: str) -> None:
     assert warnings(presets.load(name)) == []
