@@ -143,8 +143,9 @@ def main() -> None:
     args = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if args.trace is None:
-        if not (args.corpus / "claude-code-blocks").is_dir():
-            parser.error(f"--corpus {args.corpus}: no folder claude-code-blocks in it")
+        for folder in ("claude-code-blocks", "mooncake"):
+            if not (args.corpus / folder).is_dir():
+                parser.error(f"--corpus {args.corpus}: no folder {folder} in it")
         sys.exit(not corpus_runs(args.corpus, args.dynamo, args.whole))
     for backend in args.backends:
         if args.steps:
