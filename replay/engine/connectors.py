@@ -184,8 +184,8 @@ def warnings(preset: Preset, tokens: Mapping[str, int] | None = None) -> list[st
         )
     if preset.connector == "hicache" and tokens and tokens["cpu"] <= tokens["gpu"] and cpu and cpu.write != "back":
         found.append(
-            f"CPU memory of {tokens['cpu']:,} tokens is no larger than the GPU tier of {tokens['gpu']:,}: SGLang keeps "
-            "in it what the GPU holds, and little else"
+            f"CPU memory of {tokens['cpu']:,} tokens is no larger than the GPU tier of {tokens['gpu']:,}: SGLang does "
+            "not start with that, and would keep in it what the GPU holds and little else"
         )
     if preset.connector == "mooncake":
         found.append("Mooncake is not validated: modelled after its source, on the profile's link to a remote tier")
