@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
@@ -103,8 +104,10 @@ def _on_cores(trace: Trace, todo: Sequence[Task], jobs: int) -> Iterator[tuple[i
     try:
         for _ in range(jobs):
             pipe, theirs = context.Pipe()
-            workers.append(context.Process(target=_work, args=(theirs, trace), daemon=True))
-            workers[-1].start()
+            with _no_interrupt():
+                worker = context.Process(target=_work, args=(theirs, trace), daemon=True)
+                worker.start()
+                workers.append(worker)
             theirs.close()
             give(pipe)
         while busy:
@@ -118,6 +121,28 @@ def _on_cores(trace: Trace, todo: Sequence[Task], jobs: int) -> Iterator[tuple[i
         for worker in workers:
             worker.kill()
             worker.join()
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Holds Ctrl-C back until the block has ended: a process half started could be neither used nor killed.
+
+    What the block starts never sees Ctrl-C, which reaches it too while it still imports what it needs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    resource_tracker.ensure_running()  # else started within the block, it would let the signal through
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))  # other threads may get it
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _received(pipe: Connection) -> Outcome:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,29 @@ def test_ctrl_c_stops_a_sweep_at_once_and_says_how_to_go_on(long: Path, tmp_path
     assert process.returncode == 130
     assert "run it again to go on" in said and "Traceback" not in said
     assert 0 < len(rows(path)) < 8
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_while_a_worker_starts_waits_until_it_has_started(
+    when: str, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process half started could be neither used nor killed."""
+    start, begun = SpawnProcess.start, []
+
+    def interrupted(self: SpawnProcess) -> None:
+        begun.append(self)
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGINT)
+        start(self)
+        if when == "after":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(trace, points(BACKENDS, [], [1, 2], simulated), tmp_path / "r.duckdb", jobs=2)
+    assert [worker.is_alive() for worker in begun] == [False]
+    assert signal.getsignal(signal.SIGINT) is handler and not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see the workers")
