@@ -58,6 +58,11 @@ def _db(function: Any) -> Any:
     )(function)
 
 
+def _named(db: str) -> str | None:
+    """The results file where a command has to name it; null where every command reads it anyway."""
+    return None if db == os.environ.get("REPLAY_DB", DEFAULT_DB) else db
+
+
 def _machine(function: Any) -> Any:
     function = click.option("--gpu", help="GPU profile of the engine model [default: h200].")(function)
     return click.option("--model", help="Model profile, or a path to a config.json [default: qwen2.5-7b-1m].")(function)
@@ -194,7 +199,7 @@ def run(
     if as_json:
         click.echo(result.json())
     else:
-        show(result)
+        show(result, db=_named(db))
     incomplete = result.self_check.get("incomplete")
     if result.run["status"] == "partial" and not incomplete:
         sys.exit(130)
@@ -305,12 +310,12 @@ def report(run: str | None, db: str, watch: bool, fmt: str, output: str | None, 
         return
     result = read(db, run)
     if fmt == "table" and output is None:
-        render.show(result)
+        render.show(result, db=_named(db))
         return
     texts = {
         "json": lambda: result.json() + "\n",
-        "md": lambda: render.markdown(result, ascii_only=output is None and ascii_only()),
-        "table": lambda: render.text(result),
+        "md": lambda: render.markdown(result, ascii_only=output is None and ascii_only(), db=_named(db)),
+        "table": lambda: render.text(result, db=_named(db)),
     }
     emit(texts[fmt](), output)
 
@@ -326,7 +331,7 @@ def _watch(run: str | None, db: str, fmt: str, output: str | None) -> None:
     except KeyboardInterrupt:
         click.echo("left; the run goes on", err=True)
         return
-    render.show(ended)
+    render.show(ended, db=_named(db))
 
 
 @main.command()

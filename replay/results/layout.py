@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,9 +43,9 @@ def header(report: Report) -> list[tuple[str, str]]:
     trace = f"{run['trace'] or 'unknown'}{' (synthetic)' if run['synthetic'] else ''}"
     lines = [
         ("run", f"{run['id']}{name}"),
-        ("backend", f"{run['backend']}, target {run['target']}"),
+        ("backend", ", ".join([run["backend"], f"target {run['target']}", *_copies(report)])),
         ("model", f"{run['model'] or 'unknown'} on {run['gpu'] or 'an unknown GPU'}"),
-        ("trace", f"{trace}: {', '.join(_how(run))}"),
+        ("trace", f"{trace}: {', '.join([*_how(run), *_restart(report)])}"),
         ("outcome", _outcome(report)),
     ]
     if run["status"] == "running":
@@ -67,7 +68,7 @@ def sections(report: Report, *, ascii_only: bool = False) -> list[Section]:
 
 
 def footer(report: Report) -> list[str]:
-    """Pace, the other latencies, what the client noticed, and where to read on."""
+    """Pace, the other latencies, and what the client noticed."""
     per = report.throughput
     requests, output = units.rate(per["requests_per_s"]), units.rate(per["output_tokens_per_s"])
     e2e, itl = report.e2e_s["all"], report.itl_s["all"]
@@ -79,9 +80,51 @@ def footer(report: Report) -> list[str]:
         f"Client: p99 {units.seconds(check['schedule_drift_p99_s'])} s behind schedule, "
         f"at most {units.tokens(check['peak_in_flight'])} in flight.",
         f"Cache before the run: {units.plain(check['cache_before'] or 'unknown')}.",
-        f"More: replay report {report.run['id']} --format json|csv|md",
-        '      replay sql "SELECT * FROM v_requests"',
     ]
+
+
+MORE = "More, also as csv, md or html:"
+
+
+def more(report: Report, db: str | None = None) -> list[str]:
+    """Commands that show more of a run, as a shell takes them.
+
+    Args:
+        report: the run.
+        db: its file, where that is not the one that commands read by themselves.
+    """
+    run = units.plain(report.run["id"])
+    file = f" \\\n  --db {shlex.quote(db)}" if db else ""
+    literal = run.replace("'", "''")
+    statement = f"SELECT * FROM v_requests\n  WHERE run_id = '{literal}' LIMIT 5"
+    quoted = shlex.quote(statement) if set(run) & set('"$`\\!') else f'"{statement}"'
+    return f"replay report {shlex.quote(run)} --format json{file}\nreplay sql {quoted}{file}".split("\n")
+
+
+def _copies(report: Report) -> Iterator[str]:
+    """How many engines on how many GPUs, where that is not one on one."""
+    preset = report.settings.get("preset") or {}
+    ours = report.run["target"] in ("sim", "launch")  # what a server at a URL is, the preset does not say
+    count = report.settings.get("instances") or (ours and preset.get("instances")) or 1
+    gpus = (ours and preset.get("tensor_parallel")) or 1
+    if count > 1:
+        yield units.count(count, "instance") + (f" of {gpus} GPUs each" if gpus > 1 else "")
+    elif gpus > 1:
+        yield f"on {gpus} GPUs"
+
+
+def _restart(report: Report) -> Iterator[str]:
+    """When the engine was to be restarted, and whether it was."""
+    asked = (report.settings.get("replay") or {}).get("restart_at")
+    if asked is None:
+        return
+    at = report.self_check.get("restarted_at_s")
+    if at is not None:
+        yield f"engine restarted at {units.duration(at)}"
+    elif report.run["status"] == "running":
+        yield f"a restart at {units.duration(asked)}"
+    else:
+        yield f"a restart at {units.duration(asked)} was never reached"
 
 
 def _how(run: dict[str, Any]) -> Iterator[str]:

@@ -31,10 +31,10 @@ _STYLES = {
 }
 
 
-def show(report: Report, console: Console | None = None) -> None:
-    """Prints a report; plain where the output is no terminal, colourless where ``NO_COLOR`` is set."""
+def show(report: Report, console: Console | None = None, *, db: str | None = None) -> None:
+    """Prints a report, plain where that is no terminal, colourless where ``NO_COLOR`` is set; `db`: see `table`."""
     console = console or Console(highlight=False)
-    emit(table(report, ascii_only=console.options.ascii_only), console)
+    emit(table(report, ascii_only=console.options.ascii_only, db=db), console)
 
 
 def emit(shown: RenderableType, console: Console | None = None) -> None:
@@ -54,8 +54,14 @@ def plain(shown: RenderableType, *, width: int = WIDTH) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def table(report: Report, *, ascii_only: bool = False) -> RenderableType:
-    """A report as a rich renderable, at home in 80 columns."""
+def table(report: Report, *, ascii_only: bool = False, db: str | None = None) -> RenderableType:
+    """A report as a rich renderable, at home in 80 columns.
+
+    Args:
+        report: the run.
+        ascii_only: draw bars with ``#``.
+        db: the results file, for the commands at the end; null: the one that they read by themselves.
+    """
     parts: list[RenderableType] = []
     if banner := layout.banner(report):
         parts += [Text(f" {banner} ", style="bold black on yellow"), Text()]
@@ -69,17 +75,19 @@ def table(report: Report, *, ascii_only: bool = False) -> RenderableType:
         if section.rows:
             parts.append(section_table(section))
         parts += [Text(line) for line in section.lines]
-    parts += [Text(), *(Text(line, style="dim") for line in layout.footer(report))]
+    parts += [Text(), *(Text(line, style="dim") for line in (*layout.footer(report), layout.MORE))]
+    # To be pasted: a line that is too long for the terminal must not become two.
+    parts += [Text(f"  {line}", "dim", no_wrap=True, overflow="ignore") for line in layout.more(report, db)]
     return Group(*parts)
 
 
-def text(report: Report, *, width: int = WIDTH, ascii_only: bool = False) -> str:
-    """A report as plain text, without padding at the ends of lines."""
-    return plain(table(report, ascii_only=ascii_only), width=width)
+def text(report: Report, *, width: int = WIDTH, ascii_only: bool = False, db: str | None = None) -> str:
+    """A report as plain text, without padding at the ends of lines; `db`: see `table`."""
+    return plain(table(report, ascii_only=ascii_only, db=db), width=width)
 
 
-def markdown(report: Report, *, ascii_only: bool = False) -> str:
-    """A report as GitHub-flavoured Markdown; bars drawn with ``#`` where asked for."""
+def markdown(report: Report, *, ascii_only: bool = False, db: str | None = None) -> str:
+    """A report as GitHub-flavoured Markdown; bars drawn with ``#`` where asked for; `db`: see `table`."""
     lines = [f"# Run {_md(report.run['id'])}", ""]
     if banner := layout.banner(report):
         lines += [f"**{_md(banner)}**", ""]
@@ -91,7 +99,8 @@ def markdown(report: Report, *, ascii_only: bool = False) -> str:
             marks = ["---" if i in section.left else "---:" for i in range(len(section.columns))]
             lines += [_md_row(section.columns), f"| {' | '.join(marks)} |", *map(_md_row, section.rows)]
         lines += ["", *map(_md, section.lines)] if section.lines else []
-    return "\n".join([*lines, "", *(f"{_md(line.strip())}  " for line in layout.footer(report))]) + "\n"
+    lines += ["", *(f"{_md(line)}  " for line in layout.footer(report)), "", layout.MORE, ""]
+    return "\n".join([*lines, "```sh", *layout.more(report, db), "```"]) + "\n"
 
 
 def csv(source: Store | str | Path, run: str | None = None, *, file: TextIO | None = None) -> str:
@@ -106,7 +115,7 @@ def csv(source: Store | str | Path, run: str | None = None, *, file: TextIO | No
         ReplayError: no such file or run.
     """
     with connection(source) as (con, _):
-        run_id = queries.find_run(con, run)
+        run_id = queries.find_run(con, run, source=str(source.path if isinstance(source, Store) else source))
         rows = con.sql(
             "SELECT * FROM v_requests WHERE run_id = $run ORDER BY session, position, turn",
             params={"run": run_id},

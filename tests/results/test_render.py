@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from replay.cli import main
 from replay.results import render, units
+from replay.results.html.run import page
 from replay.results.report import report
 
 Write = Callable[..., Path]
@@ -150,3 +155,86 @@ def test_a_stopped_run_says_how_many_requests_were_planned(make_rows: Rows, writ
 def test_sessions_and_their_families_are_both_named(write: Write) -> None:
     assert " 8 sessions in 3 families, 112 turns" in render.text(report(write(id="a", families=3)))
     assert " 8 sessions, 112 turns" in render.text(report(write()))
+
+
+def pasted(shown: str) -> list[list[str]]:
+    """The commands at the end of a report, as a shell would split them."""
+    commands = re.search(r"^More.*?:\n(?:\n```sh\n)?(.*?)(?:```|\Z)", shown, re.MULTILINE | re.DOTALL)
+    assert commands
+    return [shlex.split(command.replace("\\\n", "")) for command in re.split(r"\n(?=\s*replay )", commands[1])]
+
+
+@pytest.mark.parametrize("fmt", ["table", "md"])
+@pytest.mark.parametrize(
+    "name", ["results.duckdb", "my runs/of a rather long name that no terminal has room for.duckdb"]
+)
+def test_the_commands_at_the_end_show_this_run_when_pasted(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str, name: str
+) -> None:
+    write(id="first")
+    db = tmp_path / name
+    db.parent.mkdir(exist_ok=True)
+    write().rename(db)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["report", "first", "--db", name, "--format", fmt], catch_exceptions=False)
+    report_command, sql_command = pasted(done.stdout)
+    assert report_command[:3] == ["replay", "report", "first"] and sql_command[:2] == ["replay", "sql"]
+    outputs = []
+    for command in (report_command, [*sql_command, "--format", "json"]):
+        again = CliRunner().invoke(main, command[1:], catch_exceptions=False)
+        assert again.exit_code == 0, again.output
+        outputs.append(json.loads(again.stdout))
+    assert outputs[0]["run"]["id"] == "first"
+    assert {row["run_id"] for row in outputs[1]} == {"first"} and len(outputs[1]) == 5
+
+
+def test_the_file_that_commands_read_anyway_is_not_named(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write().rename(tmp_path / "replay.duckdb")
+    monkeypatch.chdir(tmp_path)
+    assert "--db" not in CliRunner().invoke(main, ["report"]).stdout
+    monkeypatch.setenv("REPLAY_DB", "other.duckdb")
+    assert "--db replay.duckdb" in CliRunner().invoke(main, ["report", "--db", "replay.duckdb"]).stdout
+    (tmp_path / "replay.duckdb").rename(tmp_path / "other.duckdb")
+    assert "--db" not in CliRunner().invoke(main, ["report"]).stdout
+
+
+def test_a_hostile_run_id_stays_one_word(write: Write) -> None:
+    foreign = 'a\'b $(touch gone) `x` "q"'
+    report_command, sql_command = pasted(render.text(report(write(id=foreign)), db="r.duckdb"))
+    assert report_command[2] == foreign
+    assert sql_command[2].split("run_id = ")[1] == "'" + foreign.replace("'", "''") + "' LIMIT 5"
+
+
+@pytest.mark.parametrize(
+    ("settings", "target", "said"),
+    [
+        ({"preset": {"instances": 2}}, "sim", "target sim, 2 instances\n"),
+        ({"preset": {"instances": 2, "tensor_parallel": 4}}, "launch", "target launch, 2 instances of 4 GPUs each\n"),
+        ({"preset": {"tensor_parallel": 4}}, "sim", "target sim, on 4 GPUs\n"),
+        ({"preset": {}, "instances": 1}, "launch", "target launch\n"),
+        ({"preset": {"instances": 3}, "instances": 2}, "http://a,http://b", "http://a,http://b, 2 instances\n"),
+        ({"preset": {"instances": 2}}, "http://a", "target http://a\n"),
+        ({}, "sim", "target sim\n"),
+    ],
+)
+def test_several_instances_are_said(write: Write, settings: dict[str, Any], target: str, said: str) -> None:
+    path = write(settings=settings, target=target)
+    assert said in render.text(report(path))
+    assert dict(page(path).facts)["backend"].endswith(said.strip())
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        ({"restarted_at_s": 60.02}, "seed 1, engine restarted at 60.0 s\n"),
+        ({"restarted_at_s": None}, "seed 1, a restart at 60.0 s was never reached\n"),
+    ],
+)
+def test_a_restart_is_said(write: Write, check: dict[str, Any], said: str) -> None:
+    path = write(settings={"replay": {"restart_at": 60.0}}, self_check=check)
+    assert said.strip() in " ".join(render.text(report(path)).split())
+    assert said.strip() in dict(page(path).facts)["trace"]
+    assert said in render.markdown(report(path))
+    assert "restart" not in render.text(report(write(id="b"), "b"))
