@@ -84,6 +84,7 @@ def simulate(trace: Trace, where: Where, settings: Settings | None = None) -> li
     """The rows of a simulated run that is not stored, in the order in which they ended.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM ended it early.
         ReplayError: the target is not ``sim``, or trace, backend and model do not fit together.
     """
     if not where.simulated:
@@ -93,24 +94,31 @@ def simulate(trace: Trace, where: Where, settings: Settings | None = None) -> li
 
     async def play() -> None:
         run_clock = clock.RunClock()
-        schedule = Schedule(trace, settings, where.max_context())
+        schedule = Schedule(trace, settings, where.max_context(), where.gpu_tokens())
         async with connect(where, run_clock, seed=settings.seed, outputs=settings.outputs) as backend:
-            await Driver(schedule, backend, rows.append).run(run_clock)
+            driver = Driver(schedule, backend, rows.append)
+            with _interrupts(driver):  # raised in the middle of a task, Ctrl-C would leave that task's traceback
+                if (await driver.run(run_clock)).stopped:
+                    raise KeyboardInterrupt
 
     clock.run(play(), virtual=True)
     return rows
 
 
 def predict(trace: Trace, where: Where, settings: Settings) -> dict[str, float | None]:
-    """TTFT percentiles of a simulated run that is not stored; see `simulate`.
+    """TTFT percentiles and the served share of a simulated run that is not stored; see `simulate`.
 
     Returns:
         ``ttft_p50``, ``ttft_p90``, ``ttft_p95``, ``ttft_p99`` in seconds, from sent, linearly interpolated;
-        null if nothing was answered.
+        ``served_share``: prompt tokens of answered requests that were not computed, as a share of 1. Null if
+        nothing was answered.
     """
     answered = [row for row in simulate(trace, where, settings) if row["status"] == "ok"]
     waits = [row["first_token"] - row["sent"] for row in answered]
-    return {f"ttft_p{p}": float(np.percentile(waits, p)) if waits else None for p in (50, 90, 95, 99)}
+    prompt = sum(row["prompt_tokens"] for row in answered)
+    served = 1 - sum(row["computed_tokens"] for row in answered) / prompt if prompt else None
+    times = {f"ttft_p{p}": float(np.percentile(waits, p)) if waits else None for p in (50, 90, 95, 99)}
+    return {**times, "served_share": served}
 
 
 class _Run:
@@ -134,7 +142,7 @@ class _Run:
 
     async def play(self) -> str:
         run_clock = clock.RunClock()
-        schedule = Schedule(self.trace, self.settings, self.where.max_context())
+        schedule = Schedule(self.trace, self.settings, self.where.max_context(), self.where.gpu_tokens())
         if not self.where.simulated:
             self.starts()  # an engine may take minutes to come
         async with self._connect(run_clock, schedule) as backend:
@@ -218,8 +226,6 @@ class _Run:
         warnings = [*own.pop("warnings", []), *(about.get("warnings") or [])]
         if schedule.duplication > 1:
             warnings.append(f"sessions are clones: each family of the trace is played {schedule.duplication:.3g} times")
-        if schedule.too_long:
-            warnings.append(f"{schedule.too_long:,} turns were dropped because they do not fit the model's context")
         if schedule.settings.skip_idle and progress.skipped_s > 0:
             warnings.append(f"{progress.skipped_s:,.0f} idle seconds were skipped; caches saw shorter pauses")
         return {

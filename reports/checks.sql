@@ -9,6 +9,8 @@
 --   * `warm` are requests that were served more tokens than the run itself had sent before, beyond one 256-token chunk:
 --     something was in the cache already. Not those that waited while a later one was answered: what all of a start's
 --     sessions share is computed by whichever comes first, not by whichever was due first.
+--   * `too_long` and `after_too_long` are the rows of `dropped` that --too-long drop left out, and those that depend on
+--     them: the user's choice, told by the driver's words. The rest of `dropped` depends on a request that failed.
 --   * `repeated` are turns with more than one row, told by a 64-bit hash. `common_error` is the most frequent one.
 --   * `drift_p99` is due to sent: on a real clock the client's own delay, on the virtual clock 0.
 WITH turns AS (
@@ -17,6 +19,8 @@ WITH turns AS (
     count(*) FILTER (status = 'ok') AS ok,
     count(*) FILTER (status = 'error') AS errors,
     count(*) FILTER (status = 'dropped') AS dropped,
+    count(*) FILTER (status = 'dropped' AND error LIKE 'prompt and output of %') AS too_long,
+    count(*) FILTER (status = 'dropped' AND error LIKE 'not sent: %, which was dropped') AS after_too_long,
     count(*) FILTER (status = 'cancelled') AS cancelled,
     count(*) - count(DISTINCT hash(session, turn)) AS repeated,
     quantile_cont(drift, 0.99) AS drift_p99

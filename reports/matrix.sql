@@ -3,6 +3,7 @@
 -- Parameter: $runs, a list of ids of runs.
 -- Traps:
 --   * Latencies are of the successful requests: a run with errors looks faster than it is, read error_share first.
+--   * error_share is of the turns that --too-long drop did not leave out (see checks.sql).
 --   * A percentile that n cannot support is NULL: p90 below 10 requests, p95 below 20, p99 below 100.
 --   * Throughput is requests over the whole run, pauses, ramp-up and drain included. With sessions at their recorded
 --     times (concurrency NULL) it says what was asked, not what was possible.
@@ -18,7 +19,8 @@ SELECT
   any_value(verdict) AS verdict,
   any_value(duration_s) AS duration_s,
   count(*) FILTER (ok) AS n,
-  count(*) FILTER (r.status IN ('error', 'dropped')) / nullif(count(*) FILTER (r.status <> 'cancelled'), 0)
+  count(*) FILTER (r.status IN ('error', 'dropped') AND NOT left_out)
+    / nullif(count(*) FILTER (r.status <> 'cancelled' AND NOT left_out), 0)
     AS error_share,
   avg(ttft) FILTER (ok) AS ttft_mean,
   quantile_cont(ttft, 0.5) FILTER (ok) AS ttft_p50,
@@ -39,6 +41,15 @@ SELECT
   sum(computed_tokens) FILTER (ok) / nullif(sum(prompt_tokens) FILTER (ok), 0) AS computed_share,
   sum(loss_total) FILTER (ok) / nullif(sum(ideal_tokens) FILTER (ok), 0) AS loss_share
 FROM runs
-JOIN (SELECT *, status = 'ok' AS ok FROM v_requests WHERE list_contains($runs, run_id)) AS r ON r.run_id = runs.id
+JOIN (
+  SELECT
+    *,
+    status = 'ok' AS ok,
+    status = 'dropped' AND (
+      coalesce(error, '') LIKE 'prompt and output of %' OR coalesce(error, '') LIKE 'not sent: %, which was dropped'
+    ) AS left_out
+  FROM v_requests
+  WHERE list_contains($runs, run_id)
+) AS r ON r.run_id = runs.id
 GROUP BY runs.id
 ORDER BY any_value(started_at), runs.id

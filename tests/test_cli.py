@@ -178,12 +178,45 @@ def test_bad_options_are_one_line_with_the_fix(args: tuple[str, ...], expected: 
     assert not db.exists() or columns(db, "SELECT count(*) FROM runs") == [(0,)]
 
 
-def test_a_run_that_answers_nothing_is_stored_as_invalid_and_exits_1(small: Path, db: Path):
-    result = replay(
-        "run", small, "--backend", "vllm", "--target", "sim", "--db", db, "--set", "tiers.gpu.tokens=64", "--json"
-    )
+def test_a_run_that_answers_nothing_is_stored_as_invalid_and_exits_1(
+    small: Path, db: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("replay.backends.sim.SimBackend._problem", lambda *_: "out of order")
+    result = replay("run", small, "--backend", "vllm", "--target", "sim", "--db", db, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["run"]["verdict"] == "invalid"
+
+
+@pytest.mark.parametrize("limit", [("--model", "qwen3-8b"), ("--set", "tiers.gpu.tokens=30000")])
+def test_turns_left_out_as_too_long_are_the_users_choice_and_no_failure(
+    limit: tuple[str, str], small: Path, tmp_path: Path, db: Path
+):
+    more = (
+        '{"session":"a","turn":2,"append":[["big",60000]]}\n'
+        '{"session":"a","turn":3,"parent":"a/2","keep":9,"append":[["z",9]]}\n'
+    )
+    path = tmp_path / "long.jsonl"
+    path.write_text(small.read_text() + more)
+    command = ("run", path, "--backend", "vllm", "--target", "sim", "--gpu", "h200", *limit, "--db", db)
+    refused = replay(*command)
+    assert refused.exit_code == 2 and "1 of 8 turns do not fit" in refused.stderr and "a/2" in refused.stderr
+    assert refused.stderr.count("\n") == 1 and columns(db, "SELECT count(*) FROM runs") == [(0,)]
+    shown = replay(*command, "--too-long", "drop")
+    assert shown.exit_code == 0
+    assert "6 of 8 requests answered, 1 too long, 1 left out after them" in shown.stdout
+    result = json.loads(replay("report", "--db", db, "--format", "json").stdout)
+    assert result["run"]["verdict"] == "partial"
+    assert result["run"]["reasons"][0] == ("1 prompt too long, 1 turn after them: left out, as --too-long drop says")
+    assert [row["failed"] for row in result["sessions"]] == [0, 0, 0]
+
+
+def test_a_gpu_tier_that_no_prompt_fits_is_refused_before_the_run(small: Path, db: Path):
+    for choice in ("refuse", "drop"):
+        machine = ("--target", "sim", "--set", "tiers.gpu.tokens=1000", "--too-long", choice)
+        result = replay("run", small, "--backend", "vllm", *machine, "--db", db)
+        assert result.exit_code == 2
+        assert "6 of 6 turns do not fit the GPU tier's 977 tokens" in result.stderr and result.stderr.count("\n") == 1
+        assert columns(db, "SELECT count(*) FROM runs") == [(0,)]
 
 
 def test_a_missing_trace_is_named(db: Path):

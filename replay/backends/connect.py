@@ -124,6 +124,20 @@ class Where:
 
         return profiles.model(self.model or DEFAULT_MODEL).max_context
 
+    def gpu_tokens(self) -> int | None:
+        """Tokens that requests can hold in the engine model's GPU tier; null for real engines, which know their own.
+
+        Raises:
+            ReplayError: see `replay.engine.profiles.gpu_kv_tokens`.
+        """
+        if not self.simulated:
+            return None
+        from replay.engine import profiles
+        from replay.engine.engine import request_tokens
+
+        model, gpu = profiles.model(self.model or DEFAULT_MODEL), profiles.gpu(self.gpu or DEFAULT_GPU)
+        return request_tokens(self.preset, profiles.gpu_kv_tokens(model, gpu, self.preset))
+
 
 def _option(name: str) -> str:
     return "--header" if name == "headers" else "--" + name.replace("_", "-")

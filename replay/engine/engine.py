@@ -15,6 +15,11 @@ from replay.engine.scheduler import Scheduler
 from replay.engine.tiers import TierStack
 
 
+def request_tokens(preset: Preset, gpu_tokens: int) -> int:
+    """Tokens that requests can hold in a GPU tier of `gpu_tokens`: whole blocks, of which vLLM keeps one to itself."""
+    return (gpu_tokens // preset.block_tokens - (preset.engine != "sglang")) * preset.block_tokens
+
+
 class EngineRestarted(Exception):
     """The engine was reset or stopped while a request was in it."""
 
@@ -42,7 +47,7 @@ class Engine:
         radix = preset.engine == "sglang"
         lower, cpu = preset.lower(), preset.tiers.cpu
         self.pool = BlockPool(
-            gpu_tokens // preset.block_tokens + radix,
+            request_tokens(preset, gpu_tokens) // preset.block_tokens + 1,
             preset.block_tokens,
             preset.prefix_caching,
             radix=radix,
@@ -67,7 +72,7 @@ class Engine:
 
     @property
     def gpu_tokens(self) -> int:
-        """Tokens that requests can hold in the GPU tier (vLLM keeps one block to itself)."""
+        """Tokens that requests can hold in the GPU tier."""
         return self.pool.usable * self.pool.block_tokens
 
     async def run(self, job: Job, block_ids: int, chunk_ids: int, spent: float = 0.0) -> None:

@@ -298,7 +298,7 @@ class Driver:
         while stack:
             child = stack.pop()
             if not self._over[child]:
-                self._record_dropped(child, f"not sent: it depends on {why}")
+                self._record_dropped(child, self._steps[child].dropped or f"not sent: it depends on {why}")
                 stack.extend(self._children[child])
 
     def _drop(self, index: int, why: str) -> None:

@@ -34,7 +34,8 @@ class Settings:
     absolute: bool = False
     """Send each turn that has a recorded time at that time, late ones at once, instead of after its pause."""
     too_long: str = "refuse"
-    """Prompts beyond the model's context: ``refuse`` the run, or ``drop`` the turn and what depends on it."""
+    """Prompts beyond the model's context or a simulated GPU tier: ``refuse`` the run, or ``drop`` the turn and what
+    depends on it."""
     restart_at: float | None = None
     """Seconds from the run's start at which the engine is restarted, once nothing is in flight; null: never."""
     seed: int = 0
@@ -90,14 +91,15 @@ class Step:
 class Schedule:
     """The steps of a run, family by family in the order of the trace, clones after originals."""
 
-    def __init__(self, trace: Trace, settings: Settings, max_context: int | None = None):
+    def __init__(self, trace: Trace, settings: Settings, max_context: int | None = None, gpu_tokens: int | None = None):
         """Args:
             trace: what to ask.
             settings: how.
             max_context: most tokens of prompt and output together that the model takes; null: no limit.
+            gpu_tokens: tokens that requests can hold in the GPU tier; null: not known before the run.
 
         Raises:
-            ReplayError: prompts are longer than `max_context` and `settings.too_long` is ``refuse``.
+            ReplayError: prompts are longer than that and `settings.too_long` is ``refuse``, or all are.
         """
         self.trace = trace
         self.settings = settings
@@ -118,8 +120,7 @@ class Schedule:
             raise ReplayError(
                 f"{trace.header.name}: clones are named 'session#2', and the trace has sessions so named; rename them"
             )
-        self.too_long = self._drop_too_long(max_context)
-        """Turns dropped because their prompt does not fit the model, without those that depend on them."""
+        self._drop_too_long(max_context, gpu_tokens)
 
     def request(self, step: Step, ideal: int) -> Request:
         """What a backend is asked for a step.
@@ -213,17 +214,21 @@ class Schedule:
         """Clones get private segments of their own; what independent sessions share stays shared."""
         return segment if clone == 0 or segment in self.trace.shared_segments else (segment, clone)
 
-    def _drop_too_long(self, max_context: int | None) -> int:
-        if max_context is None:
-            return 0
-        long = [step for step in self.steps if step.context.depth > max_context]
-        if long and self.settings.too_long == "refuse":
+    def _drop_too_long(self, max_context: int | None, gpu_tokens: int | None) -> None:
+        # The last token of an output is never in the cache.
+        most, where, fix = max_context, "the model's", "choose a model with a longer context"
+        if gpu_tokens is not None and (most is None or gpu_tokens + 1 < most):
+            most, where, fix = gpu_tokens + 1, "the GPU tier's", "raise tiers.gpu.tokens or take a larger GPU"
+        long = [step for step in self.steps if most is not None and step.context.depth > most]
+        if not long or most is None:
+            return
+        none = len(long) == len(self.steps)
+        if none or self.settings.too_long == "refuse":
             worst = max(long, key=lambda step: step.context.depth)
             raise ReplayError(
-                f"{len(long):,} of {len(self.steps):,} turns do not fit the model's {max_context:,} tokens "
-                f"(the longest, {worst.id}, has {worst.context.depth:,}); choose a model with a longer context, "
-                f"--scale-tokens {0.99 * max_context / worst.context.depth:.2f} or --too-long drop"
+                f"{len(long):,} of {len(self.steps):,} turns do not fit {where} {most:,} tokens "
+                f"(the longest, {worst.id}, has {worst.context.depth:,}); {fix}, "
+                f"--scale-tokens {0.99 * most / worst.context.depth:.3g}{'' if none else ' or --too-long drop'}"
             )
         for step in long:
-            step.dropped = f"prompt and output of {step.context.depth:,} tokens exceed the model's {max_context:,}"
-        return len(long)
+            step.dropped = f"prompt and output of {step.context.depth:,} tokens exceed {where} {most:,}"

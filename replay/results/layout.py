@@ -149,7 +149,9 @@ def _how(run: dict[str, Any]) -> Iterator[str]:
 
 def _outcome(report: Report) -> str:
     counts = report.requests
-    bad = [f"{counts[key]:,} {text}" for key, text in _BAD.items() if counts[key]]
+    after_failure = counts["dropped"] - counts["too_long"] - counts["after_too_long"]
+    shown = counts | {"dropped": after_failure}
+    bad = [f"{shown[key]:,} {text}" for key, text in _BAD.items() if shown[key]]
     planned = report.run["turns"] or counts["total"]
     never = planned - counts["total"] if report.run["status"] == "partial" else 0
     if never > 0:
@@ -157,7 +159,13 @@ def _outcome(report: Report) -> str:
     return ", ".join([f"{counts['ok']:,} of {planned:,} requests answered", *bad])
 
 
-_BAD = {"errors": "failed", "dropped": "dropped after a failure", "cancelled": "cancelled"}
+_BAD = {
+    "errors": "failed",
+    "dropped": "dropped after a failure",
+    "too_long": "too long",
+    "after_too_long": "left out after them",
+    "cancelled": "cancelled",
+}
 
 
 def _tokens(report: Report, ascii_only: bool) -> Iterator[Section]:

@@ -39,7 +39,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     """What was stored of the backend: preset, versions, profile, capacities."""
     requests: dict[str, int]
-    """Turns by outcome: `total`, `ok`, `errors`, `dropped`, `cancelled`."""
+    """Turns by outcome: `total`, `ok`, `errors`, `dropped`, `cancelled`; `too_long` and `after_too_long` are those of
+    `dropped` that ``--too-long drop`` left out."""
     tokens: dict[str, int | None]
     """`prompt`, `output`, `ideal`, and `prompt` split into tiers, `computed` and `unknown`."""
     loss: dict[str, int | float | None]
@@ -118,7 +119,7 @@ def _read(con: duckdb.DuckDBPyConnection, run_id: str, *, live: bool) -> Report:
         settings=settings,
         requests={
             "total": checks["turns"],
-            **{k: checks[k] for k in ("ok", "errors", "dropped", "cancelled")},
+            **{k: checks[k] for k in (*STATUSES, "too_long", "after_too_long")},
         },
         tokens=tokens,
         loss={key: _round(loss[key]) for key in ("total", *LOSSES, "recompute_s")},

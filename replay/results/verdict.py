@@ -82,14 +82,20 @@ def _completeness(
 
 
 def _requests(checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons) -> None:
-    ended = checks["turns"] - checks["cancelled"]
-    failed = checks["errors"] + checks["dropped"]
+    left_out = checks["too_long"] + checks["after_too_long"]
+    ended = checks["turns"] - checks["cancelled"] - left_out
+    dropped = checks["dropped"] - left_out
+    failed = checks["errors"] + dropped
     said = f" (mostly: {checks['common_error'][:120]})" if checks["common_error"] else ""
-    errors, dropped = (
-        f"{checks['errors']:,} of {units.count(ended, 'request')} failed",
-        f"{checks['dropped']:,} dropped",
+    errors = f"{checks['errors']:,} of {units.count(ended, 'request')} failed"
+    (invalid if failed > MAX_SHARE * ended else partial).add_if(
+        failed > 0, f"{errors}, {dropped:,} dropped after them{said}"
     )
-    (invalid if failed > MAX_SHARE * ended else partial).add_if(failed > 0, f"{errors}, {dropped} after them{said}")
+    partial.add_if(
+        left_out > 0,
+        f"{units.count(checks['too_long'], 'prompt')} too long, {units.count(checks['after_too_long'], 'turn')} "
+        "after them: left out, as --too-long drop says",
+    )
     for n, what in (
         (max(checks["truncated"], self_check.get("truncated") or 0), "had a prompt shorter than the trace's"),
         (checks["unbalanced"], "do not add up: tiers to the prompt, or causes to the loss"),

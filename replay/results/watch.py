@@ -62,7 +62,8 @@ def line(state: Report) -> str:
         f"lost {units.tokens(state.loss['total'])}",
         f"TTFT p50 {units.duration(first['p50'])}, p95 {units.duration(first['p95'])}",
     ]
-    failed = state.requests["errors"] + state.requests["dropped"]
+    counts = state.requests
+    failed = counts["errors"] + counts["dropped"] - counts["too_long"] - counts["after_too_long"]
     return ", ".join([*parts, *([f"{failed:,} failed"] if failed else [])])
 
 

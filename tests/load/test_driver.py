@@ -171,7 +171,8 @@ def test_scaled_lengths_keep_the_shape_of_the_prefix():
 
 
 def test_prompts_beyond_the_models_context_are_refused_or_dropped_with_counts():
-    trace = Trace(HEADER, [turn("a", 0), turn("a", 1, append=[("big", 5000)]), turn("a", 2), turn("b", 0)])
+    big = turn("a", 1, append=[("big", 5000)])
+    trace = Trace(HEADER, [turn("a", 0), big, turn("a", 2), turn("b", 0)])
     with pytest.raises(ReplayError, match=r"2 of 4 turns .*a/2.*--too-long drop"):
         Schedule(trace, Settings(), max_context=1000)
     schedule = Schedule(trace, Settings(too_long="drop"), max_context=1000)
@@ -180,7 +181,13 @@ def test_prompts_beyond_the_models_context_are_refused_or_dropped_with_counts():
     assert {f"{r['session']}/{r['turn']}": r["status"] for r in rows} == {
         "a/0": "ok", "a/1": "dropped", "a/2": "dropped", "b/0": "ok",
     }  # fmt: skip
-    assert schedule.too_long == 2
+    assert all("exceed the model's 1,000" in r["error"] for r in rows if r["status"] == "dropped")
+    with pytest.raises(
+        ReplayError, match=r"2 of 4 turns do not fit the GPU tier's 801 tokens .*raise tiers.gpu.tokens"
+    ):
+        Schedule(trace, Settings(), max_context=1000, gpu_tokens=800)
+    with pytest.raises(ReplayError, match=r"2 of 2 turns do not fit .*--scale-tokens \S+$"):
+        Schedule(Trace(HEADER, [turn("a", 0), turn("b", 0)]), Settings(too_long="drop"), max_context=10)
 
 
 async def _drive(driver: Driver) -> Progress:

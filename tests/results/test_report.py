@@ -127,7 +127,9 @@ def test_failures_count_as_failures_and_nowhere_else(write: Write, make_rows: Ro
     ]
     shown = report(write(rows + failed, id="bad"))
     assert shown.tokens == good
-    assert shown.requests == {"total": 124, "ok": 112, "errors": 8, "dropped": 4, "cancelled": 0}
+    assert shown.requests == {
+        "total": 124, "ok": 112, "errors": 8, "dropped": 4, "cancelled": 0, "too_long": 0, "after_too_long": 0,
+    }  # fmt: skip
     assert shown.run["verdict"] == "invalid"
     assert shown.run["reasons"] == ["8 of 124 requests failed, 4 dropped after them (mostly: HTTP 500)"]
 

@@ -13,6 +13,7 @@ from replay.results.verdict import verdict
 
 GOOD: dict[str, Any] = {
     "turns": 1000, "ok": 1000, "errors": 0, "dropped": 0, "cancelled": 0, "repeated": 0, "drift_p99": 0.0,
+    "too_long": 0, "after_too_long": 0,
     "truncated": 0, "unbalanced": 0, "warm": 0, "unattributed": 0, "timed": 1000, "common_error": None,
     "peak_in_flight": 4,
 }  # fmt: skip
@@ -32,6 +33,18 @@ def test_a_clean_run_is_valid_without_reasons() -> None:
         ({"ok": 989, "errors": 11}, {}, "invalid", "11 of 1,000 requests failed"),
         ({"ok": 989, "errors": 1, "dropped": 10}, {}, "invalid", "10 dropped after them"),
         ({"ok": 990, "errors": 10, "common_error": "HTTP 500"}, {}, "partial", "mostly: HTTP 500"),
+        (
+            {"ok": 600, "dropped": 400, "too_long": 370, "after_too_long": 30},
+            {},
+            "partial",
+            "370 prompts too long, 30 turns after them",
+        ),
+        (
+            {"ok": 589, "errors": 1, "dropped": 410, "too_long": 370, "after_too_long": 30},
+            {},
+            "invalid",
+            "1 of 600 requests failed, 10 dropped after them",
+        ),
         ({"ok": 0, "timed": 0, "turns": 0}, {}, "invalid", "no request succeeded"),
         ({"ok": 990, "cancelled": 10}, {}, "partial", "10 requests cancelled"),
         ({"truncated": 1}, {}, "partial", "1 request had a prompt shorter than the trace's"),
