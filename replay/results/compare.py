@@ -16,7 +16,7 @@ from replay.errors import ReplayError
 from replay.results import comparable, gates, queries
 from replay.results.metrics import Cell
 from replay.results.pairs import Group, Pairs, cell
-from replay.results.report import connection
+from replay.results.report import TIERS, connection
 from replay.results.store import Store
 
 
@@ -78,7 +78,11 @@ def compare(
     with connection(source) as (con, _):
         file = str(source.path if isinstance(source, Store) else source)
         first, *others = (queries.run(con, queries.find_run(con, run, source=file)) for run in runs)
-        found = [_against(con, first, other, parsed, force) for other in others]
+        try:
+            found = [_against(con, first, other, parsed, force) for other in others]
+        except ReplayError as error:
+            taken = _taken(con, runs, [first, *others])
+            raise ReplayError(f"{error}. {taken}" if taken else str(error)) from None
     passed = all(result.passed for against in found for result in against.gates) if parsed else None
     return Comparison(baseline=_shown(first), runs=found, passed=passed)
 
@@ -93,7 +97,7 @@ def _against(
         raise ReplayError(f"{a['name']} and {b['name']} answered no turn in common, so there is nothing to compare")
     warnings += _uneven(counts)
     pairs = Pairs(con, ids)
-    metrics = {**pairs.metrics(), **_of_runs(con, a["id"], b["id"])}
+    metrics = {**_of_tiers(pairs.metrics(), a, b), **_of_runs(con, a["id"], b["id"])}
     results = [gates.check(gate, metrics) for gate in limits]
     if limits and not force:
         results += [_invalid(run) for run in (a, b) if run["verdict"] == "invalid"]
@@ -102,6 +106,51 @@ def _against(
         metrics=metrics, groups=list(pairs.groups()), turns=queries.select(con, "compare_turns"),
         moved=pairs.moved(), why=pairs.why(), gates=results,
     )  # fmt: skip
+
+
+def _taken(con: duckdb.DuckDBPyConnection, wanted: Sequence[str], runs: Sequence[dict[str, Any]]) -> str:
+    """Which run was taken for each name that several have, and which others there are; empty where each has one."""
+    said = []
+    for name, run in {name: run for name, run in zip(wanted, runs, strict=True) if name == run["name"]}.items():
+        others = con.execute(
+            "SELECT id, trace FROM runs WHERE name = ? AND id <> ? ORDER BY started_at DESC, rowid DESC",
+            [run["name"], run["id"]],
+        ).fetchall()
+        if others:
+            shown = ", ".join(f"{id} (trace {trace or 'unknown'})" for id, trace in others[:3])
+            more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
+            said.append(
+                f"{name!r} is the name of {1 + len(others):,} runs; the latest was taken, {run['id']} "
+                f"(trace {run['trace'] or 'unknown'}), not {shown}{more}"
+            )
+    if said:
+        said.append("An id in place of the name picks another, and `replay run --name` tells runs apart")
+    return ". ".join(said)
+
+
+def _of_tiers(metrics: dict[str, Cell], a: dict[str, Any], b: dict[str, Any]) -> dict[str, Cell]:
+    """The metrics, with tiers that only one of the presets has told from those of which nothing is known."""
+    for tier in TIERS:
+        has = [_has(run, tier) for run in (a, b)]
+        if has[0] is has[1] or None in has:
+            continue
+        tokens = metrics[f"{tier}_tokens"]
+        there, absent = (tokens.a, tokens.b) if has[0] else (tokens.b, tokens.a)
+        if there is not None and absent is None:
+            for name in (f"{tier}_tokens", f"{tier}_share"):
+                metrics[name] = msgspec.structs.replace(metrics[name], verdict=f"only in {'A' if has[0] else 'B'}")
+    return metrics
+
+
+def _has(run: dict[str, Any], tier: str) -> bool | None:
+    """Whether a run's backend has a tier, by its preset; null where that does not say."""
+    preset = run["settings"].get("preset")
+    if not preset or preset.get("engine") in ("openai", "anthropic"):
+        return None
+    below = [name for name, size in (preset.get("tiers") or {}).items() if name != "gpu" and size]
+    if tier == "external":
+        return True if below else preset.get("connector", "none") != "none"
+    return tier == "gpu" or tier in below
 
 
 def _uneven(counts: dict[str, int]) -> list[str]:

@@ -217,8 +217,9 @@ def _figure(kind: str, result: Result) -> str:
 
 
 def _footer(against: Against) -> list[str]:
+    drawn = units.count(against.units, against.resampled)
     return [
-        f"Intervals: paired bootstrap, {RESAMPLES:,} draws of {against.units:,} {against.resampled}s: how far other",
+        f"Intervals: paired bootstrap, {RESAMPLES:,} draws of {drawn}: how far other",
         "sessions of this kind could differ, not how far a repeated run would.",
         "Better or worse turns: TTFT changed by more than 5 % and 1 ms. More: --json",
     ]

@@ -55,7 +55,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs that it rests on; null for figures of the whole run."""
     verdict: str = "unknown"
     """`better`, `worse` (`more`, `less` where neither is better), `no difference shown` (the interval holds 0),
-    `no interval`, or `unknown`."""
+    `no interval`, `only in A` or `only in B` (a tier that the other's preset does not have), or `unknown`."""
 
 
 class Metric(NamedTuple):

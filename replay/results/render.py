@@ -17,6 +17,8 @@ from replay.results.report import Report, connection
 from replay.results.store import Store
 
 WIDTH = 80
+_FIRST = 16
+"""Characters of a table's first column that should be seen."""
 _STYLES = {
     "gpu": "green",
     "cpu": "cyan",
@@ -127,12 +129,15 @@ def csv(source: Store | str | Path, run: str | None = None, *, file: TextIO | No
 
 
 def section_table(section: layout.Section) -> Table:
-    """A section's table as a rich renderable."""
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    """A section's table as a rich renderable; only its first column may be cut. Dense where 80 columns are few."""
+    widths = [max([len(name), *(len(row[i]) for row in section.rows)]) for i, name in enumerate(section.columns)]
+    tight = min(widths[0], _FIRST) + sum(2 + width for width in widths[1:]) > WIDTH
+    grid = Table(box=None, pad_edge=False, padding=(0, 1 if tight else 2, 0, 0), header_style="dim")
     for i, name in enumerate(section.columns):
         grid.add_column(
             Text(name), justify="left" if i in section.left else "right", no_wrap=True, overflow="ellipsis",
-            min_width=None if i == 0 else max([len(name), *(len(row[i]) for row in section.rows)]),
+            min_width=widths[i] if i else None,
+            max_width=max(1, WIDTH - sum(1 + width for width in widths[1:])) if tight and not i else None,
         )  # fmt: skip
     for row in section.rows:
         style = _STYLES.get(row[0], "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from replay.cli import main
 from replay.errors import ReplayError
 from replay.results.compare import compare
 from replay.results.compare_render import text
+from replay.results.layout import Section
+from replay.results.render import plain, section_table
 
 Row = dict[str, Any]
 Rows = Callable[..., list[Row]]
@@ -287,3 +290,64 @@ def test_simulated_runs_of_a_bundled_trace_compare(tmp_path: Path) -> None:
     assert changed.metrics["computed_tokens"].high < 0 < changed.metrics["cpu_tokens"].b
     assert {row["to"] for row in changed.moved if row["from"] == "computed"} >= {"cpu"}
     assert all(cell.verdict in ("no difference shown", "unknown") for cell in same.metrics.values())
+
+
+def test_no_cell_of_a_wide_table_is_clipped_but_the_first() -> None:
+    rows = [
+        ("  never stored", "24.3 k", "22.8 k", "+0.044 pp", "-26.3 k .. +17.1 k", "no difference shown"),
+        ("gpu", "2.57 M", "2.59 M", "+28.8 k", "-81 .. +60.8 k", "no difference shown"),
+    ]
+    group = ("external > external", "1,234", "1,000", "234", "0.0958", "0.0750", "-1,234 %", "no difference shown")
+    for section in (Section("t", ("",) * 6, rows, left=(0, 5)), Section("t", ("",) * 8, [group], left=(0, 7))):
+        shown = plain(section_table(section))
+        assert max(map(len, shown.splitlines())) <= 80
+        for row in section.rows:
+            assert all(cell.strip() in shown for cell in row[1:]), shown
+            assert row[0].strip()[:15] in shown
+
+
+def test_a_tier_that_one_preset_lacks_is_told_from_one_of_which_nothing_is_known(write: Write, make_rows: Rows) -> None:
+    causes = {"lost_evicted": None, "disk_tokens": None}
+    lower = {"cpu": {"gib": 8.0}}
+    path = write(make_rows(cpu_tokens=None, **causes), id="a", name="a", settings={"preset": {"name": "a"}})
+    cpu = {"preset": {"name": "b", "tiers": lower, "connector": "lmcache"}}
+    write(make_rows(disk_tokens=None), id="b", name="b", settings=cpu)
+    write(make_rows(cpu_tokens=None, **causes), id="c", name="c", settings=cpu)
+    write(make_rows(cpu_tokens=None, **causes), id="d", name="d", settings={"preset": {"engine": "openai"}})
+    for first, second, said in (("a", "b", "only in B"), ("b", "a", "only in A"), ("c", "b", "unknown"),
+                                ("d", "b", "unknown"), ("a", "c", "unknown")):  # fmt: skip
+        found = compare(path, [first, second])
+        metrics = found.runs[0].metrics
+        assert metrics["cpu_tokens"].verdict == metrics["cpu_share"].verdict == said, (first, second)
+        assert metrics["lost_evicted"].verdict == metrics["external_tokens"].verdict == "unknown"
+    assert re.search(r"^cpu +- .* only in B$", text(compare(path, ["a", "b"])), re.MULTILINE)
+    cell = compare(path, ["a", "b"]).runs[0].metrics["cpu_tokens"]
+    assert (cell.a, cell.difference) == (None, None) and cell.b
+
+
+def test_the_shipped_runs_say_which_tiers_are_in_only_one() -> None:
+    shipped = Path(__file__).parents[2] / "reports" / "h200-qwen3-8b.duckdb"
+    shown = text(compare(shipped, ["vllm agents", "lmcache-cpu agents"]))
+    assert re.search(r"^cpu +- +485 k +- +- +only in B$", shown, re.MULTILINE)
+
+
+def test_an_error_says_which_run_was_taken_where_a_name_is_ambiguous(both: Both, write: Write, make_rows: Rows) -> None:
+    path = both()
+    other = {"trace": "other", "trace_sha256": "f" * 64, "started_at": "2026-03-01T00:00:00Z"}
+    write(make_rows(12), id="late", name="b", **other)
+    with pytest.raises(ReplayError) as caught:
+        compare(path, ["a", "b"])
+    said = str(caught.value)
+    assert "trace made_up and other" in said
+    assert "'b' is the name of 2 runs; the latest was taken, late (trace other), not b (trace made_up)" in said
+    assert "An id in place of the name picks another" in said and "--name" in said and "'a' is" not in said
+
+
+def test_by_its_id_the_earlier_run_of_a_name_compares(both: Both, write: Write, make_rows: Rows) -> None:
+    path = write(make_rows(12), id="early", name="same")
+    write(make_rows(12), id="late", name="same", trace="other", started_at="2026-03-01T00:00:00Z")
+    both()
+    assert compare(path, ["a", "early"]).runs[0].run["id"] == "early"
+    with pytest.raises(ReplayError) as caught:
+        compare(path, ["a", "late"])
+    assert "was taken" not in str(caught.value)
