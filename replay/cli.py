@@ -337,17 +337,19 @@ def _watch(run: str | None, db: str, fmt: str, output: str | None) -> None:
 @main.command()
 @click.argument("trace")
 @click.option(
-    "--backend", "backends", multiple=True, help="Backends to choose from [default: all that can be simulated]."
-)
+    "--backend", "backends", multiple=True,
+    help=f"Backends to choose from; any but openai [default: {', '.join(PLAN_BACKENDS)}: the ones whose simulation was "
+    "compared with the real engine on GPUs].",
+)  # fmt: skip
 @_machine
 @click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override a field of every backend.")
 @click.option("--sessions", type=int, help="Families live at once [default: as the trace has them].")
-@click.option("--slo", help="Limit to keep, e.g. ttft_p95=2s.")
+@click.option("--slo", help="Limit on simulated times to keep, e.g. ttft_p95=2s.")
 @click.option("--price", "prices", multiple=True, metavar="K=V", help="gpu_hour, cpu_gib_month, disk_gib_month, ...")
 @click.option("--block-tokens", type=int, help="Granularity of the curve [default: the trace's or the backend's].")
 @click.option("--partial-blocks", is_flag=True, help="Count a prompt's last, partial block, where the source names it.")
 @click.option("--too-long", type=click.Choice(["refuse", "drop"]), default="refuse", show_default=True)
-@click.option("--no-predict", is_flag=True, help="Only the exact curve and the break-even; no simulation.")
+@click.option("--no-predict", is_flag=True, help="Only the curve, an upper bound, and the break-even; no simulation.")
 @page_options("table", "json")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def plan(
@@ -370,6 +372,8 @@ def plan(
 ) -> None:
     """How much GPU, CPU and disk cache TRACE needs, and whether a slower tier pays at all.
 
+    The curve is an upper bound: LRU without time or memory of running requests. What a backend serves is simulated.
+
     \b
     Examples:
       replay plan traces/claude_code.jsonl
@@ -381,9 +385,14 @@ def plan(
     from replay.backends import connect, preset
     from replay.engine import profiles
     from replay.load.schedule import Settings
-    from replay.plan import planner
+    from replay.plan import advice, planner
     from replay.plan.render import render
 
+    if sessions is not None and sessions < 1:
+        raise ReplayError(f"--sessions must be at least 1, not {sessions}")
+    if slo and no_predict:
+        raise ReplayError("--slo is a limit on simulated times, and --no-predict simulates nothing: leave one out")
+    limit = advice.Slo.parse(slo) if slo else None
     fmt = "json" if as_json else fmt
     if fmt in PAGES:  # what is missing is said before anything is simulated
         from replay.plan.page import page
@@ -402,10 +411,10 @@ def plan(
         profiles.gpu(gpu or connect.DEFAULT_GPU),
         presets,
         sessions=sessions,
-        slo=planner.Slo.parse(slo) if slo else None,
+        slo=limit,
         simulate=None if no_predict else simulate,
-        known_error=planner.KNOWN_ERROR,
-        prices=planner.parse_prices(prices),
+        known_error=advice.KNOWN_ERROR,
+        prices=advice.parse_prices(prices),
         block_tokens=block_tokens,
         partial_blocks=partial_blocks,
     )

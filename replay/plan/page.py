@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from replay.plan import charts
 from replay.plan.planner import Plan
+from replay.plan.render import capacity, known_error, rates
 from replay.results import units
 from replay.results.html.figure import Figure
 from replay.results.html.page import Item, Page
@@ -15,7 +16,7 @@ _ROWS = 24
 
 
 def page(plan: Plan) -> Page:
-    """The page of a plan. Predicted latencies are simulated; the hit curve is exact."""
+    """The page of a plan. Predicted latencies and what a backend serves are simulated; the hit curve is a bound."""
     advice = plan.recommendation
     simulated = bool(advice["simulated"])
     live = f"{plan.sessions:,} live families of sessions" if plan.sessions else "sessions at their recorded times"
@@ -23,16 +24,18 @@ def page(plan: Plan) -> Page:
         title=f"{plan.trace} with {plan.model} on {plan.gpu}",
         kind="Cache plan",
         mark=" · ".join([*(["SIMULATED"] if simulated else []), plan.trace, plan.model, plan.gpu, live]),
-        banner="SIMULATED: predicted latencies are the engine model's; no engine ran. Hit shares are exact counts."
+        banner="SIMULATED: predicted latencies and served shares are the engine model's; no engine ran. "
+        "The hit curve is an upper bound."
         if simulated
         else None,
         verdict=None,
         facts=[
             ("trace", f"{plan.trace}, {live}"),
-            ("model", f"{plan.model} on {plan.gpu}, {plan.cost_source} times"),
+            ("model", f"{plan.model} on {plan.gpu}, times from a {plan.cost_source} profile"),
             ("prompts", f"{units.tokens(plan.prompts['total'])} tokens, median {plan.prompts['median']:,}, longest "
                         f"{plan.prompts['longest']:,}; blocks of {plan.block_tokens}"),
             ("recommended", f"{advice['backend'] or 'none of these'}: {advice['why']}"),
+            ("capacity", capacity(advice)),
             *(("note", note) for note in plan.notes),
         ],
         highlights=list(_highlights(plan)),
@@ -42,17 +45,25 @@ def page(plan: Plan) -> Page:
 
 def _highlights(plan: Plan) -> Iterator[tuple[str, str, str]]:
     total, size = plan.prompts["total"], plan.recommendation["capacity"]
+    advised = [row for row in plan.recommendation["candidates"] if row["backend"] == plan.recommendation["backend"]]
+    for row in advised:
+        if row["served_share"] is not None:
+            yield f"{units.plain(row['backend'])} serves", units.share(row["served_share"], 1), "simulated; recommended"
     yield "an unlimited cache serves", units.share(plan.ceiling["hit_tokens"], total), "of prompt tokens"
-    yield "95 % of that takes", f"{units.digits(size['gib'])} GiB", f"{units.tokens(size['tokens'])} tokens of cache"
+    yield (
+        "95 % of that takes at least",
+        f"{units.digits(size['gib'])} GiB",
+        f"{units.tokens(size['tokens'])} tokens of cache",
+    )
     if plan.knee:
         knee = plan.knee
         yield (
             "knee of the curve",
             f"{units.digits(knee['gib'])} GiB",
-            f"serves {units.share(knee['hit_tokens'], total)}",
+            f"serves at most {units.share(knee['hit_tokens'], total)}",
         )
     gpu = plan.tiers[0]
-    yield "the GPU alone serves", units.share(gpu.hit_tokens, total), f"with {units.tokens(gpu.tokens)} tokens"
+    yield "GPU alone serves at most", units.share(gpu.hit_tokens, total), f"with {units.tokens(gpu.tokens)} tokens"
 
 
 def _items(plan: Plan) -> Iterator[Item]:
@@ -81,13 +92,14 @@ def _curve(plan: Plan) -> Figure:
     return Figure(
         name="curve",
         title="Hits by capacity",
-        alt=f"Share of prompt tokens that an LRU cache serves, rising with its capacity to "
+        alt=f"Share of prompt tokens that an LRU cache serves at most, rising with its capacity to "
         f"{units.share(plan.ceiling['hit_tokens'], total)}. {said}.",
         draw=charts.curve(plan),
-        badge="exact",
+        badge="upper bound",
         tables=[Section("Hits by capacity", ("tokens of cache", "GiB", "hit tokens", "of prompts"), cells)],
         notes=[
-            "For a least-recently-used prefix cache. The dashed line is an unlimited cache. A tier stands at what it "
+            "An upper bound for a least-recently-used prefix cache: prompts come in order without time, and no running "
+            "request holds memory. The dashed line is an unlimited cache. A tier stands at what it "
             "and those above it serve: lower tiers hold what higher ones hold."
         ],
     )
@@ -104,15 +116,19 @@ def _tiers(plan: Plan) -> Section:
             units.share(tier.hit_tokens, total),
             units.share(tier.headroom_tokens, total),
             units.share(tier.next_10gb_tokens, total),
-            units.UNKNOWN if tier.bandwidth_gbps is None else units.digits(tier.bandwidth_gbps),
+            *(units.UNKNOWN if gbps is None else units.digits(gbps) for gbps in (tier.load_gbps, tier.bandwidth_gbps)),
             tier.bandwidth_source or units.UNKNOWN,
             _yes(tier.pays),
         )
         for tier in plan.tiers
     ]
-    columns = ("tier", "of", "tokens", "GiB", "hits here", "left below", "next 10 GB", "GB/s", "source", "pays")
-    line = "A tier pays where loading the median prompt from it is faster than rebuilding it on an idle GPU."
-    return Section("Tiers", columns, rows, [line], left=(0, 1, 8, 9), name="tiers")
+    shares = ("hits here", "left", "+10 GB")
+    columns = ("tier", "of", "tokens", "GiB", *shares, "load GB/s", "sustained", "source", "pays")
+    lines = [
+        "Hits, what is left below and +10 GB are the curve's. Sustained is limited by writes of the same bytes.",
+        "A tier pays where loading the median prompt from it is faster than rebuilding it on an idle GPU.",
+    ]
+    return Section("Tiers", columns, rows, lines, left=(0, 1, 9, 10), name="tiers")
 
 
 def _break_even(plan: Plan) -> Figure:
@@ -133,9 +149,12 @@ def _break_even(plan: Plan) -> Figure:
         title="Rebuild a prefix, or load it",
         alt=f"Seconds to rebuild a prefix or to load it, by its length. {said}.",
         draw=charts.break_even(plan),
-        badge=f"{plan.cost_source} times",
-        tables=[Section(f"Rebuild or load ({plan.cost_source} times)", columns, rows)],
-        notes=["A tier pays at the lengths where its line runs below the one of rebuilding. GPU and link are idle."],
+        badge=f"times from a {plan.cost_source} profile",
+        tables=[Section(f"Rebuild or load (times from a {plan.cost_source} profile)", columns, rows)],
+        notes=[
+            "A tier pays at the lengths where its line runs below the one of rebuilding. GPU and link are idle.",
+            *rates(lower),
+        ],
     )
 
 
@@ -146,7 +165,8 @@ def _candidates(plan: Plan) -> Item:
         rows.append(
             (
                 units.plain(row["backend"]),
-                f"{row['hit_share']:.1%}",
+                units.share(row["served_share"], 1),
+                units.share(row["hit_share"], 1),
                 f"{units.seconds(times.get('ttft_p50'))} s",
                 f"{units.seconds(times.get('ttft_p95'))} s",
                 _yes(row["meets_slo"]),
@@ -154,17 +174,18 @@ def _candidates(plan: Plan) -> Item:
                 ", ".join(row["slow_tiers"]) or units.UNKNOWN,
             )
         )
-    columns = ("backend", "hits", "TTFT p50", "TTFT p95", "keeps SLO", "a month", "slow tiers")
-    error = plan.recommendation["known_error"] or {}
-    known = "; ".join(f"{name} within {value:.0%}" for name, value in error.items())
-    lines = [f"Against recorded runs the model's error is: {known}."] if known else []
-    table = Section("Backends", columns, rows, lines, left=(0, 4, 6), name="backends")
-    timed = [row for row in rows if row[2] != f"{units.UNKNOWN} s" and row[3] != f"{units.UNKNOWN} s"]
+    columns = ("backend", "served", "bound", "TTFT p50", "TTFT p95", "keeps SLO", "a month", "slow tiers")
+    lines = ["Bound: the curve at the size of the largest tier; reused output comes on top."]
+    if plan.recommendation["simulated"]:
+        lines.insert(0, f"Served and TTFT are simulated; {known_error(plan.recommendation)}.")
+    table = Section("Backends", columns, rows, lines, left=(0, 5, 7), name="backends")
+    timed = [row for row in rows if f"{units.UNKNOWN} s" not in row[3:5]]
     if not timed:
         return table
     slo = plan.recommendation["slo"]
     limit = f" The limit is {slo['metric']} <= {slo['seconds']:g} s." if slo else ""
-    said = "; ".join(f"{row[0]} p50 {row[2]}, p95 {row[3]}" for row in timed)
+    served = f"Served when simulated: {', '.join(f'{row[0]} {row[1]} (bound {row[2]})' for row in rows)}."
+    said = "; ".join(f"{row[0]} p50 {row[3]}, p95 {row[4]}" for row in timed)
     return Figure(
         name="backends",
         title="Predicted time to first token",
@@ -172,7 +193,11 @@ def _candidates(plan: Plan) -> Item:
         draw=charts.predicted(plan),
         badge="simulated",
         tables=[table],
-        notes=["Predicted by the engine model: circles are p50, squares p95.", *([limit.strip()] if limit else [])],
+        notes=[
+            "Predicted by the engine model: circles are p50, squares p95.",
+            served,
+            *([limit.strip()] if limit else []),
+        ],
     )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median_low
 from typing import Any
@@ -14,7 +12,18 @@ import numpy as np
 from replay.backends.preset import Preset
 from replay.engine.cost import CostModel, cost_model
 from replay.engine.profiles import GIB, GpuProfile, ModelProfile, gpu_kv_tokens
-from replay.errors import ReplayError, unknown_name
+from replay.errors import ReplayError
+from replay.plan.advice import (
+    DISK_ERROR,
+    Candidate,
+    Simulate,
+    Slo,
+    candidate,
+    check_prices,
+    choose,
+    on_the_gpu,
+    shortfalls,
+)
 from replay.plan.curve import HitCurve
 from replay.plan.stream import trace_curve
 from replay.plan.tiers import Ground, TierPlan, gpu_tier, lower_tiers
@@ -24,55 +33,6 @@ GRID = 240
 """Most rows of the curve in a plan."""
 ENOUGH = 0.95
 """Share of the ceiling that a recommended capacity serves."""
-HOURS = 730
-"""Hours of a month."""
-METRICS = tuple(f"ttft_p{p}" for p in (50, 90, 95, 99))
-PRICES = ("gpu_hour", "cpu_gib_month", "disk_gib_month", "remote_gib_month")
-
-KNOWN_ERROR = {"ttft_p50": 0.13, "ttft_p90": 0.17, "ttft_p99": 0.25}
-"""Largest relative error of the engine model on runs that nothing was fitted to, tiers without a disk: Qwen3-8B on an
-H200, docs/accuracy.md. Elsewhere the error is not known."""
-
-Simulate = Callable[[Preset], Mapping[str, float | None]]
-"""Runs the engine model on a preset; gives seconds for `METRICS` (null: unknown) and may add more figures."""
-
-
-@dataclass(frozen=True)
-class Slo:
-    """A limit on one metric, in seconds."""
-
-    metric: str
-    seconds: float
-
-    @classmethod
-    def parse(cls, text: str) -> Slo:
-        """Reads ``ttft_p95=2s`` or ``ttft_p50=300ms``.
-
-        Raises:
-            ReplayError: not of that form, or not a metric that the plan predicts.
-        """
-        match = re.fullmatch(r"(\w+)\s*(?:<=|=)\s*(\d+(?:\.\d+)?)\s*(ms|s)?", text.strip())
-        if not match or float(match[2]) <= 0:
-            raise ReplayError(f"--slo {text}: write it as METRIC=TIME, e.g. ttft_p95=2s or ttft_p50=300ms")
-        if match[1] not in METRICS:
-            raise unknown_name("SLO metric", match[1], METRICS)
-        return cls(match[1], float(match[2]) / (1000 if match[3] == "ms" else 1))
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One backend, with what it would do. Predicted times are simulated."""
-
-    backend: str
-    hit_share: float
-    """From the curve at the size of its largest tier."""
-    predicted: dict[str, float | None] | None
-    """Simulated figures in seconds; null where no simulation was run."""
-    meets_slo: bool | None
-    cost_month: float | None
-    """In the currency of the prices; null without prices."""
-    slow_tiers: tuple[str, ...]
-    """Tiers from which loading the median prompt takes longer than rebuilding it."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +43,26 @@ class Plan:
     model: str
     gpu: str
     cost_source: str
-    """``measured`` or ``derived``: where the times come from."""
+    """``measured`` or ``derived``: the profile that the times come from."""
     sessions: int | None
     block_tokens: int
     bytes_per_token: int
     prompts: dict[str, int]
     """Tokens: ``total``, ``median``, ``longest``."""
     ceiling: dict[str, float]
+    """Of an unlimited cache: ``hit_tokens``, ``hit_share``."""
     curve: list[dict[str, float]]
+    """Hits by capacity: an upper bound for an LRU cache of this size, which serves the prompts in their order
+    without time and without memory that running requests hold. Of prompts alone: generated tokens that a later
+    prompt repeats come on top in a run."""
     knee: dict[str, float] | None
     """Where the curve bends most: more capacity than this buys less than the average of the whole curve."""
     tiers: list[TierPlan]
+    """Their hits are the curve's."""
     recommendation: dict[str, Any]
+    """``backend`` (null: none) and ``why``; ``capacity``: a row of the curve with ``served_share``, what a GPU tier of
+    this size alone serves when simulated (null: not simulated); ``candidates``: see `Candidate`; ``known_error`` and
+    ``known_disk_error`` (null: unknown), relative, by metric, of tiers without and with a disk."""
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -140,7 +108,7 @@ def plan(
     Raises:
         ReplayError: the trace has no prompt of a block, the model does not fit, or a price is unknown.
     """
-    _check_prices(prices)
+    check_prices(prices)
     size = block_tokens or trace.header.block_tokens or presets[0].block_tokens
     curve = trace_curve(trace, size, sessions=sessions, partial=partial_blocks)
     if len(curve.blocks) == 1:
@@ -149,12 +117,18 @@ def plan(
     first, cost = costs[0]
     median = median_low(trace.prompt)
     ground = Ground(curve, model.kv_bytes_per_token(first.kv_dtype), median, model.max_context)
-    room = gpu_kv_tokens(model, gpu, first)
-    tiers = [gpu_tier(ground, first, cost, room), *lower_tiers(ground, costs, room)]
+    rooms = [gpu_kv_tokens(model, gpu, preset) for preset in presets]
+    tiers = [gpu_tier(ground, first, cost, rooms[0]), *lower_tiers(ground, costs, rooms[0])]
     candidates = [
-        _candidate(ground, *pair, gpu_kv_tokens(model, gpu, pair[0]), slo=slo, simulate=simulate, prices=prices)
-        for pair in costs
+        candidate(ground, *pair, room, slo=slo, simulate=simulate, prices=prices)
+        for pair, room in zip(costs, rooms, strict=True)
     ]
+    capacity: dict[str, float | None] = {**_enough(ground)}
+    longest = min(max(turn.output + prompt for turn, prompt in zip(trace.turns, trace.prompt, strict=True)),
+                  model.max_context) + first.block_tokens  # fmt: skip
+    capacity["served_share"] = on_the_gpu(presets, rooms, int(capacity["tokens"] or 0), longest, simulate)
+    known = known_error if cost.source == "measured" else None
+    recommendation = _recommend(candidates, slo, capacity, known, any(tier.tier == "disk" for tier in tiers))
     return Plan(
         trace=trace.header.name,
         model=model.name,
@@ -168,26 +142,9 @@ def plan(
         curve=curve_rows(curve, ground.bytes_per_token),
         knee=knee(curve, ground.bytes_per_token),
         tiers=tiers,
-        recommendation=_recommend(ground, candidates, slo, known_error if cost.source == "measured" else None),
-        notes=_notes(trace, model, cost),
+        recommendation=recommendation,
+        notes=[*shortfalls(candidates, recommendation["backend"]), *_notes(trace, model, cost)],
     )
-
-
-def parse_prices(texts: Sequence[str]) -> dict[str, float] | None:
-    """Prices from ``KEY=NUMBER`` texts; null if there are none.
-
-    Raises:
-        ReplayError: not of that form, or an unknown key.
-    """
-    prices = {}
-    for text in texts:
-        key, _, number = text.partition("=")
-        try:
-            prices[key] = float(number)
-        except ValueError:
-            raise ReplayError(f"--price {text}: write it as KEY=NUMBER, e.g. gpu_hour=3.5") from None
-    _check_prices(prices or None)
-    return prices or None
 
 
 def curve_rows(curve: HitCurve, bytes_per_token: int) -> list[dict[str, float]]:
@@ -220,85 +177,30 @@ def _row(curve: HitCurve, blocks: int, bytes_per_token: int) -> dict[str, float]
     }
 
 
-def _candidate(
-    ground: Ground,
-    preset: Preset,
-    cost: CostModel,
-    room: int,
-    *,
-    slo: Slo | None,
-    simulate: Simulate | None,
-    prices: Mapping[str, float] | None,
-) -> Candidate:
-    lower = lower_tiers(ground, [(preset, cost)], 0)
-    largest = max([room, *(tier.tokens for tier in lower)])
-    predicted = dict(simulate(preset)) if simulate else None
-    value = predicted.get(slo.metric) if predicted and slo else None
-    return Candidate(
-        backend=preset.name,
-        hit_share=ground.curve.hit_share(largest) if preset.prefix_caching else 0.0,
-        predicted=predicted,
-        meets_slo=None if value is None or slo is None else value <= slo.seconds,
-        cost_month=_cost(preset, prices) if prices else None,
-        slow_tiers=tuple(tier.tier for tier in lower if not tier.pays),
-    )
-
-
-def _cost(preset: Preset, prices: Mapping[str, float]) -> float:
-    gpus = prices.get("gpu_hour", 0.0) * HOURS * preset.tensor_parallel * preset.instances
-    return gpus + sum(tier.gib * prices.get(f"{name}_gib_month", 0.0) for name, tier in preset.lower())
-
-
-def _check_prices(prices: Mapping[str, float] | None) -> None:
-    for name, value in (prices or {}).items():
-        if name not in PRICES:
-            raise unknown_name("price", name, PRICES)
-        if not 0 <= value < math.inf:
-            raise ReplayError(f"price {name}={value}: give a positive number")
+def _enough(ground: Ground) -> dict[str, float]:
+    curve = ground.curve
+    enough = int(np.searchsorted(curve.tokens, ENOUGH * curve.ceiling)) if curve.ceiling else 0
+    return _row(curve, enough, ground.bytes_per_token)
 
 
 def _recommend(
-    ground: Ground, candidates: list[Candidate], slo: Slo | None, known_error: Mapping[str, float] | None
+    candidates: list[Candidate],
+    slo: Slo | None,
+    capacity: dict[str, float | None],
+    known_error: Mapping[str, float] | None,
+    disk: bool,
 ) -> dict[str, Any]:
-    curve = ground.curve
-    enough = int(np.searchsorted(curve.tokens, ENOUGH * curve.ceiling)) if curve.ceiling else 0
-    choice, why = _choose(candidates, slo)
+    choice, why = choose(candidates, slo)
     return {
         "backend": choice.backend if choice else None,
         "why": why,
-        "capacity": _row(curve, enough, ground.bytes_per_token),
+        "capacity": capacity,
         "slo": asdict(slo) if slo else None,
         "candidates": [asdict(candidate) for candidate in candidates],
         "known_error": dict(known_error) if known_error else None,
+        "known_disk_error": dict(DISK_ERROR) if known_error and disk else None,
         "simulated": any(candidate.predicted for candidate in candidates),
     }
-
-
-def _choose(candidates: list[Candidate], slo: Slo | None) -> tuple[Candidate | None, str]:
-    """The cheapest of those that keep the SLO, else the fastest; without prices, the fastest of them."""
-    metric = slo.metric if slo else "ttft_p95"
-    timed = [c for c in candidates if c.predicted and c.predicted.get(metric) is not None]
-    if not timed:
-        sound = [c for c in candidates if not c.slow_tiers]
-        best = max(sound, key=lambda c: c.hit_share, default=None)
-        return (
-            best,
-            "serves most of the prompts from tiers that are faster than rebuilding; no times were simulated",
-        )
-
-    def value(candidate: Candidate) -> float:
-        return (candidate.predicted or {})[metric] or 0.0
-
-    fastest = min(timed, key=value)
-    if slo is None:
-        return fastest, f"lowest simulated {metric}"
-    good = [c for c in timed if c.meets_slo]
-    if not good:
-        near = f"{fastest.backend} comes nearest with {value(fastest):.2f} s"
-        return None, f"none keeps {metric} <= {slo.seconds:g} s; {near}"
-    if all(c.cost_month is not None for c in good):
-        return min(good, key=lambda c: (c.cost_month, value(c))), f"cheapest that keeps {metric} <= {slo.seconds:g} s"
-    return min(good, key=value), f"lowest simulated {metric} of those that keep {metric} <= {slo.seconds:g} s"
 
 
 def _notes(trace: Trace, model: ModelProfile, cost: CostModel) -> list[str]:
@@ -306,10 +208,13 @@ def _notes(trace: Trace, model: ModelProfile, cost: CostModel) -> list[str]:
     long = sum(prompt > model.max_context for prompt in trace.prompt)
     if long:
         notes.append(
-            f"{long:,} of {len(trace):,} prompts are longer than {model.name}'s context of {model.max_context:,} tokens"
+            f"{long:,} of {len(trace):,} prompts are longer than {model.name}'s context of {model.max_context:,} "
+            "tokens; the curve counts them, a simulated run does not"
         )
     if cost.source == "derived":
         notes.append(f"times of {model.name} are scaled by FLOPs and bytes from a measured model, not measured")
     if any(turn.output for turn in trace.turns):
-        notes.append("hits are of prompts alone: a run may also reuse generated tokens, and counts a little more")
+        notes.append(
+            "the curve counts prompts alone; generated tokens that a later prompt repeats come on top in a run"
+        )
     return notes

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from replay.plan.advice import SHORTFALL
 from replay.plan.planner import Plan
 from replay.plan.tiers import TierPlan
 from replay.results import units
@@ -17,6 +19,8 @@ ROWS = 10
 BAR = 24
 FLOOR = 0.05
 """The table starts where the cache serves this share of the ceiling."""
+BOUND = "upper bound: LRU without time or memory of running requests"
+"""What the curve is."""
 
 
 def render(plan: Plan, *, ascii_only: bool = False) -> RenderableType:
@@ -61,7 +65,7 @@ def _curve(plan: Plan, ascii_only: bool) -> Section:
         size = (units.tokens(row["tokens"]), gib(row["gib"]))
         cells.append((*size, _percent(row["hit_share"]), bar + (" knee" if row["tokens"] == knee_at else "")))
     columns = ("capacity", "GiB", "of prompts", "of the unlimited cache")
-    return Section("Hits by capacity (LRU, exact)", columns, cells, left=(3,))
+    return Section(f"Hits by capacity ({BOUND})", columns, cells, left=(3,))
 
 
 def _tiers(plan: Plan) -> Section:
@@ -74,13 +78,13 @@ def _tiers(plan: Plan) -> Section:
             _percent(tier.hit_share),
             _percent(tier.headroom_tokens / total),
             f"{100 * tier.next_10gb_tokens / total:.2f} %",
-            "-" if tier.bandwidth_gbps is None else units.digits(tier.bandwidth_gbps),
+            *("-" if gbps is None else units.digits(gbps) for gbps in (tier.load_gbps, tier.bandwidth_gbps)),
             _verdict(tier.pays),
         )
         for tier in plan.tiers
     ]
-    columns = ("tier", "capacity", "GiB", "hits here", "left below", "+10 GB", "GB/s", "pays")
-    return Section("Tiers", columns, rows)
+    columns = ("tier", "capacity", "GiB", "hits", "left", "+10 GB", "load GB/s", "sustained", "pays")
+    return Section("Tiers (hits, left below and +10 GB: from the curve)", columns, rows)
 
 
 def _break_even(plan: Plan, lower: list[TierPlan]) -> Section:
@@ -90,7 +94,19 @@ def _break_even(plan: Plan, lower: list[TierPlan]) -> Section:
         loads = [f"{seconds(cell.load_s)} {'pays' if cell.pays else 'slower'}" for cell in cells]
         rows.append((f"{first.context // 1024}k", seconds(first.rebuild_s), f"{first.gbps:.1f} GB/s", *loads))
     columns = ("prefix", "rebuild", "break-even", *(f"{tier.tier} load" for tier in lower))
-    return Section(f"Rebuild a prefix or load it ({plan.cost_source} times)", columns, rows)
+    return Section(
+        f"Rebuild a prefix or load it (times from a {plan.cost_source} profile)", columns, rows, rates(lower)
+    )
+
+
+def rates(lower: list[TierPlan]) -> list[str]:
+    """Says which rate the times of loads are of, where there are two."""
+    return [
+        f"{tier.tier} loads at the sustained {units.digits(tier.bandwidth_gbps)} GB/s, limited by writes; a load alone "
+        f"runs at {units.digits(tier.load_gbps)} GB/s."
+        for tier in lower
+        if tier.load_gbps and tier.bandwidth_gbps and tier.bandwidth_gbps < tier.load_gbps
+    ]
 
 
 def _candidates(plan: Plan) -> Section:
@@ -101,6 +117,7 @@ def _candidates(plan: Plan) -> Section:
         rows.append(
             (
                 units.plain(row["backend"]),
+                "-" if row["served_share"] is None else _percent(row["served_share"]),
                 _percent(row["hit_share"]),
                 seconds(predicted.get("ttft_p50")),
                 seconds(predicted.get("ttft_p95")),
@@ -111,23 +128,48 @@ def _candidates(plan: Plan) -> Section:
     slow = [f"{tier} of {units.plain(row['backend'])}" for row in candidates for tier in row["slow_tiers"]]
     lines = [f"Slower to load from than to rebuild: {', '.join(slow)}."] if slow else []
     if plan.recommendation["simulated"]:
-        error = plan.recommendation["known_error"]
-        known = "; ".join(f"{name} within {100 * value:.0f} %" for name, value in (error or {}).items())
-        lines.append(f"TTFT is simulated{f' ({known} on recorded runs)' if known else ''}.")
-    columns = ("backend", "hits", "TTFT p50", "TTFT p95", "keeps SLO", "a month")
+        lines.append(f"Served and TTFT are simulated; {known_error(plan.recommendation)}.")
+    lines.append("Bound: the curve at the size of the largest tier; reused output comes on top.")
+    columns = ("backend", "served", "bound", "TTFT p50", "TTFT p95", "keeps SLO", "a month")
     return Section("Backends", columns, rows, lines)
 
 
 def _advice(plan: Plan) -> Text:
-    advice, size = plan.recommendation, plan.recommendation["capacity"]
+    advice = plan.recommendation
     text = Text()
     text.append("Recommended: ", style="bold")
     text.append(f"{advice['backend'] or 'none of these'} ({advice['why']}).\n")
-    text.append(
-        f"{units.tokens(size['tokens'])} tokens ({gib(size['gib'])} GiB) of cache serve "
-        f"{_percent(size['hit_share'])} of the prompts, 95 % of what an unlimited cache would."
-    )
+    text.append(capacity(advice))
     return text
+
+
+def capacity(advice: dict[str, Any]) -> str:
+    """What the recommended capacity serves: simulated where it was, beside its bound."""
+    size = advice["capacity"]
+    tokens, bound = f"{units.tokens(size['tokens'])} tokens ({gib(size['gib'])} GiB)", _percent(size["hit_share"])
+    if size["served_share"] is None:
+        return (
+            f"{tokens} of cache serve at most {bound} of the prompts, 95 % of what an unlimited cache would: a bound, "
+            "not simulated."
+        )
+    serve = f"{tokens} of GPU cache alone serve {_percent(size['served_share'])} of the prompts when simulated"
+    if size["hit_share"] - size["served_share"] > SHORTFALL:
+        return f"{serve}, not the {bound} of their bound: running requests need that memory too."
+    return f"{serve}; their bound is {bound}, 95 % of what an unlimited cache would serve."
+
+
+def known_error(advice: dict[str, Any]) -> str:
+    """How far the model was off on recorded runs, with and without a disk."""
+    if not advice["known_error"]:
+        return "the model's error is not known here"
+    text = ", ".join(f"{name} within {100 * value:.0f} %" for name, value in advice["known_error"].items())
+    text = f"error on recorded runs of Qwen3-8B on H200s: {text}"
+    if not advice["known_disk_error"]:
+        return text
+    disk = [
+        f"{name} {100 * low:+.0f} to {100 * high:+.0f} %" for name, (low, high) in advice["known_disk_error"].items()
+    ]
+    return f"{text}; far more with a disk: {', '.join(disk)}"
 
 
 def _verdict(value: bool | None) -> str:

@@ -46,7 +46,7 @@ class TierPlan:
     """Capacity."""
     gib: float
     hit_tokens: int
-    """Prompt tokens found here and not above."""
+    """Prompt tokens found here and not above: like all hits here the curve's, a bound."""
     hit_share: float
     """Those as a share of all prompt tokens."""
     headroom_tokens: int
@@ -55,8 +55,10 @@ class TierPlan:
     """Further hit tokens with 10 GB more."""
     next_10gb_saved_s: float
     """GPU seconds that those save: prefill not run, less load time."""
+    load_gbps: float | None = None
+    """Of a load alone from this tier; null for the GPU itself."""
     bandwidth_gbps: float | None = None
-    """Of loads from this tier in the long run (see `Link.sustained_gbps`); null for the GPU itself."""
+    """Of loads in the long run, limited by writes (see `Link.sustained_gbps`): break-even uses it."""
     store_gbps: float | None = None
     bandwidth_source: str | None = None
     """``measured``, ``derived`` (from a profile) or ``given`` (in the preset)."""
@@ -138,6 +140,7 @@ def _tier(ground: Ground, name: str, preset: Preset, cost: CostModel, *, above: 
         headroom_tokens=curve.ceiling - curve.hit_tokens(reach),
         next_10gb_tokens=more,
         next_10gb_saved_s=more * gain if more else 0.0,
+        load_gbps=link.load_gbps if link else None,
         bandwidth_gbps=link.sustained_gbps if link else None,
         store_gbps=link.store_gbps if link else None,
         bandwidth_source=("given" if tier and tier.gbps else link.source) if link else None,

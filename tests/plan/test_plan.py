@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from replay.backends import preset
+from replay.backends.connect import Where
 from replay.engine import profiles
 from replay.errors import ReplayError
 from replay.load.schedule import Schedule, Settings
 from replay.plan import Plan, Slo, plan
+from replay.plan.advice import DISK_ERROR, KNOWN_ERROR
+from replay.plan.page import page
 from replay.plan.render import render
 from replay.plan.stream import interleaved, trace_curve
+from replay.runs import predict, simulate
 from replay.trace import Header, Trace, Turn
 from replay.trace.model import FORMAT, VERSION
 
@@ -113,6 +118,110 @@ def test_a_slow_disk_is_not_recommended_however_many_hits_it_has() -> None:
     assert slow.recommendation["backend"] != "lmcache-disk"
 
 
+def serving(share: float | None) -> Any:
+    return lambda backend: {"ttft_p50": 0.1, "ttft_p95": 0.5, "served_share": share}
+
+
+def test_what_is_served_is_simulated_and_the_curve_is_its_bound() -> None:
+    bounds = [row["hit_share"] for row in planned().recommendation["candidates"]]
+    result = planned(simulate=serving(bounds[0] - 0.02))
+    rows = result.recommendation["candidates"]
+    assert [row["hit_share"] for row in rows] == bounds
+    assert [row["served_share"] for row in rows] == [bounds[0] - 0.02] * 3
+    assert "served_share" not in rows[0]["predicted"]
+    assert not any("of its bound" in note for note in result.notes)
+    assert [row["served_share"] for row in planned().recommendation["candidates"]] == [None] * 3
+
+
+def test_a_recommended_backend_far_below_its_bound_is_noted_with_both_figures() -> None:
+    result = planned(simulate=serving(0.3))
+    bound = result.recommendation["candidates"][0]["hit_share"]
+    (note,) = [note for note in result.notes if "bound" in note]
+    assert note.startswith("vllm serves 30.0 % of the prompts when simulated, ")
+    assert f"not the {100 * bound:.1f} % of its bound" in note
+
+
+def test_the_recommended_capacity_is_simulated_as_a_gpu_tier_of_its_own() -> None:
+    asked: list[int | None] = []
+
+    def simulate(backend: preset.Preset) -> dict[str, float | None]:
+        asked.append(backend.tiers.gpu.tokens)
+        return {"ttft_p95": 1.0, "served_share": 0.3 if backend.tiers.gpu.tokens else 0.9}
+
+    result = planned(simulate=simulate)
+    size = result.recommendation["capacity"]
+    assert asked == [None, None, None, size["tokens"]] and size["served_share"] == 0.3
+    text = shown(result)
+    assert "alone serve 30.0 % of the prompts when simulated, not the" in text and "of their bound" in text
+    bound = shown(planned())
+    assert planned().recommendation["capacity"]["served_share"] is None
+    assert "serve at most" in bound and "a bound, not simulated" in bound
+
+
+def test_a_capacity_that_no_gpu_tier_can_have_is_not_simulated() -> None:
+    small = preset.load("vllm", ["tiers.gpu.tokens=60000"])
+    large = plan(chats(8), MODEL, GPU, [small], simulate=serving(0.5)).recommendation["capacity"]
+    assert large["tokens"] > 60_000 and large["served_share"] is None
+    lower = plan(chats(8), MODEL, GPU, BACKENDS[1:], simulate=serving(0.5)).recommendation["capacity"]
+    assert lower["served_share"] is None
+
+
+def test_the_served_share_is_that_of_the_simulated_rows() -> None:
+    where = Where(preset.load("vllm", ["tiers.gpu.tokens=60000"]), target="sim", model="qwen3-8b", gpu="h100")
+    rows = simulate(chats(8), where)
+    found = predict(chats(8), where, Settings())
+    prompt = sum(row["prompt_tokens"] for row in rows)
+    assert found["served_share"] == pytest.approx(sum(row["gpu_tokens"] for row in rows) / prompt)
+    result = plan(chats(8), MODEL, GPU, [where.preset], simulate=lambda choice: predict(chats(8), where, Settings()))
+    row = result.recommendation["candidates"][0]
+    assert 0 < row["served_share"] < row["hit_share"]
+
+
+def test_the_known_errors_are_those_of_the_table_in_the_docs() -> None:
+    text = (Path(__file__).parents[2] / "docs/accuracy.md").read_text("utf-8")
+    table = text.split("## Runs that no coefficient was fitted to")[1]
+    errors: dict[bool, list[list[float]]] = {False: [], True: []}
+    for line in table.splitlines():
+        cells = line.split(" | ")
+        if line.startswith("| `"):
+            errors["disk" in cells[0]].append([int(part.strip(" %")) / 100 for part in cells[4].split("/")])
+    assert len(errors[False]) == 16 and len(errors[True]) == 4
+    for at, metric in enumerate(("ttft_p50", "ttft_p90", "ttft_p99")):
+        assert max(abs(row[at]) for row in errors[False]) == KNOWN_ERROR[metric]
+        of_disks = [row[at] for row in errors[True]]
+        assert (min(of_disks), max(of_disks)) == DISK_ERROR[metric]
+
+
+def test_errors_are_told_with_the_range_of_disks_only_where_times_were_measured() -> None:
+    times = serving(0.9)
+    text = shown(planned(simulate=times, known_error=KNOWN_ERROR))
+    assert "ttft_p50 within 27 %" in text and "far more with a disk: ttft_p50 -70 to +54 %" in text
+    memory = plan(chats(8), MODEL, GPU, BACKENDS[:2], simulate=times, known_error=KNOWN_ERROR)
+    assert memory.recommendation["known_disk_error"] is None and "with a disk" not in shown(memory)
+    derived = plan(chats(2), MODEL, profiles.gpu("a100"), BACKENDS, simulate=times, known_error=KNOWN_ERROR)
+    assert "the model's error is not known here" in shown(derived)
+
+
+def test_a_disk_has_the_rate_of_a_load_alone_and_the_sustained_one() -> None:
+    result = plan(chats(8), MODEL, profiles.gpu("h200"), BACKENDS)
+    disk = result.tiers[-1]
+    assert disk.load_gbps is not None and disk.bandwidth_gbps is not None and disk.load_gbps > disk.bandwidth_gbps
+    text = shown(result)
+    assert "load GB/s sustained" in text and "(times from a measured profile)" in text and "measured times" not in text
+    assert f"disk loads at the sustained {disk.bandwidth_gbps:.3f} GB/s, limited by writes" in text
+    assert "cpu loads at the sustained" not in text  # it has one rate
+    html = page(result).html()
+    assert "times from a measured profile" in html and "measured times" not in html
+    assert "exact" not in text and "upper bound" in text and "exact counts" not in html and "upper bound" in html
+
+
+def shown(result: Plan) -> str:
+    """The text, with lines joined."""
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(render(result))
+    return " ".join(console.export_text().split())
+
+
 def simulated(**p95: float) -> Any:
     return lambda backend: {
         "ttft_p50": p95[backend.name.replace("-", "_")] / 3,
@@ -156,8 +265,8 @@ def test_slo_units() -> None:
 
 
 def test_unknown_prices_are_refused() -> None:
-    with pytest.raises(ReplayError, match=r"unknown price 'gpu_month'; nearest: .*gpu_hour"):
-        planned(prices={"gpu_month": 3.0})
+    with pytest.raises(ReplayError, match=r"unknown price 'gpu_hours'; nearest: .*gpu_hour"):
+        planned(prices={"gpu_hours": 3.0})
     with pytest.raises(ReplayError, match="positive"):
         planned(prices={"gpu_hour": float("nan")})
 
@@ -235,7 +344,7 @@ def test_the_text_fits_the_terminal_and_marks_simulated_times(width: int) -> Non
     text = console.export_text()
     assert all(len(line) <= width for line in text.splitlines())
     assert "…" not in text
-    for expected in ("Hits by capacity", "break-even", "knee", "TTFT is simulated", "Recommended: lmcache-cpu"):
+    for expected in ("Hits by capacity", "break-even", "knee", "TTFT are simulated", "Recommended: lmcache-cpu"):
         assert expected in text
 
 
@@ -243,4 +352,4 @@ def test_text_of_a_plan_without_prediction_or_reuse() -> None:
     console = Console(width=80)
     with console.capture() as captured:
         console.print(render(planned(chats(2, turns=1))))
-    assert "serves 0 %" in captured.get() and "TTFT is simulated" not in captured.get()
+    assert "serves 0 %" in captured.get() and "are simulated" not in captured.get()
