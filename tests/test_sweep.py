@@ -408,10 +408,11 @@ def test_an_invalid_run_or_an_unknown_figure_keeps_no_slo(tmp_path: Path, trace:
     ("written", "said"),
     [
         ("ttft_p95", "METRIC=VALUE"),
-        ("ttft_p95=2", "a unit is missing"),
         ("ttft_p95=-2s", "METRIC=VALUE"),
         ("tfft_p95=2s", "nearest: ttft_p95"),
         ("cpu_tokens=2M", "unknown SLO metric"),
+        ("ttft_p95=2", "--slo 'ttft_p95=2': '2' is no limit on ttft_p95; write e.g. ttft_p95=2s or 300ms"),
+        ("hit_share>=0.9", "write e.g. hit_share=50%"),
     ],
 )
 def test_an_slo_that_cannot_be_read_is_explained(written: str, said: str) -> None:

@@ -33,11 +33,11 @@ _UNITS: dict[Kind, dict[str, float]] = {
     "share": {"%": 0.01},
 }
 _EXAMPLES = {
-    "seconds": "{0} <= 2s, {0} <= -100ms or {0} <= -25%",
-    "tokens": "{0} <= 1.5M or {0} <= -25%",
-    "rate": "{0} >= 12 or {0} >= +29%",
-    "count": "{0} <= 0 or {0} <= +10%",
-    "share": "{0} <= 5%, {0} <= +1pp or {0} <= -25%",
+    "seconds": "{0} {1} 2s, {0} {1} +100ms or {0} {1} -25%",
+    "tokens": "{0} {1} 1.5M or {0} {1} -25%",
+    "rate": "{0} {1} 12 or {0} {1} +29%",
+    "count": "{0} {1} 0 or {0} {1} +10%",
+    "share": "{0} {1} 50%, {0} {1} +1pp or {0} {1} -25%",
 }
 
 
@@ -96,7 +96,7 @@ def parse(text: str) -> Gate:
     if sign and unit == "pp" and kind == "share":
         return Gate(text, metric, op, "difference", value / 100)
     if unit not in _UNITS[kind] or (sign and kind == "share"):
-        raise ReplayError(_unit_error(text, metric, kind, sign, number, unit))
+        raise ReplayError(_unit_error(text, metric, op, kind, sign, number, unit))
     return Gate(text, metric, op, "difference" if sign else "value", value * _UNITS[kind][unit])
 
 
@@ -122,8 +122,8 @@ def _why_unknown(gate: Gate, cell: Cell) -> str:
     return f"{gate.metric} is unknown: the backend does not say, or there are too few turns for it"
 
 
-def _unit_error(text: str, metric: str, kind: Kind, sign: str, number: str, unit: str) -> str:
-    examples = _EXAMPLES[kind].format(metric)
+def _unit_error(text: str, metric: str, op: str, kind: Kind, sign: str, number: str, unit: str) -> str:
+    examples = _EXAMPLES[kind].format(metric, op)
     if unit == "%" and not sign:
         return f"--gate {text!r}: {metric} is no share; write +{number}% or -{number}% for a change, e.g. {examples}"
     wrong = f"the unit {unit!r} does not fit" if unit else "a unit is missing"

@@ -25,6 +25,7 @@ _MEASURED = (
     "output_tokens_per_s", "hit_share", "loss_share", "error_share",
 )  # fmt: skip
 """Metrics that an SLO may name: columns of ``reports/matrix.sql``."""
+_EXAMPLES = {"seconds": "2s or 300ms", "share": "50%", "rate": "10 or 1.5k", "tokens": "1.5M", "count": "10"}
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +61,9 @@ def slo(text: str) -> gates.Gate:
         op = ">=" if METRICS[metric].better > 0 else "<="
     try:
         return gates.parse(f"{metric} {op} {value}")
-    except ReplayError as error:
-        raise ReplayError(str(error).replace("--gate", "--slo")) from None
+    except ReplayError:
+        example = f"{metric}={_EXAMPLES[METRICS[metric].kind]}"
+        raise ReplayError(f"--slo {text!r}: {value!r} is no limit on {metric}; write e.g. {example}") from None
 
 
 def matrix(

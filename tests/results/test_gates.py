@@ -45,6 +45,8 @@ def test_a_gate_means_what_it_says(text: str, metric: str, op: str, scope: str, 
         ("throughput >= 2s", "'s' does not fit"),
         ("hit_share >= 0.9", "a unit is missing"),
         ("hit_share >= 1pp", "'pp' does not fit"),
+        ("hit_share >= 1s", "write e.g. hit_share >= 50%, hit_share >= +1pp or hit_share >= -25%"),
+        ("ttft_p95 < 2", "write e.g. ttft_p95 < 2s, ttft_p95 < +100ms or ttft_p95 < -25%"),
     ],
 )
 def test_what_cannot_be_read_is_explained_in_one_line(text: str, said: str) -> None:
