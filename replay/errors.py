@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+NEAR = 0.65
+"""How alike two names must be, as `difflib` counts, for one to be taken for the other's misspelling."""
+
 
 class ReplayError(Exception):
     """A mistake in what the user gave us, as one line: what, where, what to do.
@@ -14,8 +17,19 @@ class ReplayError(Exception):
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], hint: str = "") -> ReplayError:
-    """An unknown preset, profile, model or run, with the nearest known names."""
+    """An unknown preset, profile, model or run, with the known names that are near.
+
+    Args:
+        what: kind of name.
+        name: as it was written.
+        known: the names that there are.
+        hint: where they are listed; without it they are all named where none is near.
+    """
     names = sorted(known)
-    near = get_close_matches(name, names, n=3, cutoff=0.5) or names[:8]
-    text = f"unknown {what} {name!r}; nearest: {', '.join(near)}" if near else f"unknown {what} {name!r}"
-    return ReplayError(f"{text}{'; ' + hint if hint else ''}")
+    near = get_close_matches(name, names, n=3, cutoff=NEAR)
+    parts = [f"unknown {what} {name!r}"]
+    if near:
+        parts.append(f"nearest: {', '.join(near)}")
+    elif names and not hint:
+        parts.append(f"known: {', '.join(names)}")
+    return ReplayError("; ".join([*parts, hint] if hint else parts))

@@ -219,6 +219,20 @@ def test_a_gpu_tier_that_no_prompt_fits_is_refused_before_the_run(small: Path, d
         assert columns(db, "SELECT count(*) FROM runs") == [(0,)]
 
 
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("report", "nope"), "unknown run 'nope'; `replay sql"),
+        (("backends", "nope"), "unknown backend 'nope'; 'replay backends' lists them"),
+        (("serve", "--backend", "vllm", "--fault", "nope"), "unknown fault 'nope'; known: error, garbage, no-usage,"),
+    ],
+)
+def test_a_name_is_called_nearest_only_if_it_is_near(args: tuple[str, ...], expected: str, small: Path, db: Path):
+    assert replay("run", small, "--backend", "vllm", "--target", "sim", "--db", db).exit_code == 0
+    result = replay(*args, *(("--db", db) if args[0] == "report" else ()))
+    assert result.exit_code == 2 and expected in result.stderr and "nearest:" not in result.stderr
+
+
 def test_a_missing_trace_is_named(db: Path):
     result = replay("run", "nowhere/x.jsonl", "--backend", "vllm", "--target", "sim", "--db", db)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

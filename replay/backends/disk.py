@@ -54,10 +54,11 @@ def measure(folder: Path, *, chunk_bytes: int = 36 << 20, total_bytes: int = 512
         total_bytes: data to write; at least 4 chunks, at most a tenth of what is free.
 
     Raises:
-        ReplayError: the folder cannot be written, or has too little room.
+        ReplayError: there is no such folder, it cannot be written, or has too little room.
     """
+    if not folder.exists():  # made here, it would lie on another disk than the one that is not mounted
+        raise ReplayError(f"{folder}: no such folder; make it, on the disk that is to be measured, or name another")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         count = max(CACHE_THREADS, min(total_bytes, free // 10) // chunk_bytes)
         if count * chunk_bytes > free:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from replay.backends.disk import Disk, measure
-from replay.backends.launch.probe import Probe, executable, probe
+from replay.backends.launch.probe import Probe, executable, gpus, probe
 from replay.engine import profiles
 from replay.errors import ReplayError
 
@@ -57,19 +57,18 @@ def doctor(
         gpu: GPU profile to compare loading with computing; null: no comparison.
 
     Raises:
-        ReplayError: an unknown profile, or a folder that cannot be measured.
+        ReplayError: an unknown profile, a folder that cannot be measured, or `python` does not run.
     """
     checks = [_python()]
-    found: Probe | None
     try:
         found = probe(python)
-    except ReplayError as error:
-        checks.append(Check("engine python", "missing", str(error), "fix REPLAY_ENGINE_PYTHON"))
-        found = None
-    if found is not None:
         checks += _engines(found)
-        checks += [_gpu(found), _redis(found), _mooncake(found), *_memory(found)]
-    checks += [_tokenizers()]
+    except ReplayError as error:
+        if python is not None:
+            raise ReplayError(f"--python {error}; name the engine environment's python") from None
+        checks.append(Check("engine python", "missing", str(error), "fix REPLAY_ENGINE_PYTHON"))
+        found = Probe(sys.executable, gpus=gpus())  # what else this machine has does not depend on it
+    checks += [_gpu(found), _redis(found), _mooncake(found), *_memory(found), _tokenizers()]
     if disk is not None:
         checks += _disk(measure(disk, chunk_bytes=256 * profiles.model(model).kv_bytes_per_token()), model, gpu)
     return checks

@@ -28,15 +28,19 @@ def query(path: str | Path, sql: str, fmt: Format = "table", *, width: int = 80)
 
     Args:
         path: a results file.
-        sql: one or more statements; the last one's result is returned.
+        sql: one statement.
         fmt: ``table`` (a paragraph a record where rows do not fit), ``csv`` or ``json`` (a list of objects).
         width: columns of the terminal.
 
     Raises:
-        ReplayError: the file cannot be read, or DuckDB refuses the query or has no result for it.
+        ReplayError: the file cannot be read, or DuckDB refuses the query or has no result for it, or
+            there are several.
     """
     con, _ = open_live(path)
     try:
+        statements = con.extract_statements(sql)
+        if len(statements) > 1:
+            raise ReplayError(f"SQL: {len(statements)} statements; one at a time, as only a result's rows are shown")
         con.execute(sql)
         names = [column[0] for column in con.description or ()]
         if not names:

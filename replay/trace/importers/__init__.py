@@ -87,6 +87,8 @@ def _by_format(sources: Sequence[str | Path], format: str | None, notes: list[st
             raise _unknown(path)
         else:
             skipped += 1
+    if not groups and not skipped:
+        raise ReplayError(f"{', '.join(map(str, sources))}: no logs in there: no file that ends in .json or .jsonl")
     if not groups:
         raise _unknown(", ".join(str(source) for source in sources))
     if skipped:
