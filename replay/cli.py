@@ -338,8 +338,8 @@ def _watch(run: str | None, db: str, fmt: str, output: str | None) -> None:
 @click.argument("trace")
 @click.option(
     "--backend", "backends", multiple=True,
-    help=f"Backends to choose from; any but openai [default: {', '.join(PLAN_BACKENDS)}: the ones whose simulation was "
-    "compared with the real engine on GPUs].",
+    help=f"Backends to choose from; any but openai [default: {', '.join(PLAN_BACKENDS)}: the caches whose simulation "
+    "was compared with the real engine on GPUs].",
 )  # fmt: skip
 @_machine
 @click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override a field of every backend.")
