@@ -24,12 +24,13 @@ def validate(
 ) -> None:
     """Replay recorded runs of real engines on the model and print both, with the error of each figure.
 
-    SOURCE is a calibration folder (runs.yaml says what ran) or a results file with runs on real engines.
+    SOURCE is a results file with runs on real engines, of which those of the trace are taken, or a calibration folder
+    whose runs.yaml says what ran.
 
     \b
     Examples:
-      replay validate calibration/h200-qwen3-8b
-      replay validate results.duckdb --trace traces/claude_code.jsonl --max-error 10
+      replay validate reports/h200-qwen3-8b.duckdb --trace traces/agents48.jsonl
+      replay validate mine.duckdb --trace my.jsonl --max-error 10
     """
     import msgspec
 

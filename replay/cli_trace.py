@@ -47,6 +47,7 @@ def import_(sources: tuple[str, ...], output: str, fmt: str | None, keep_text: b
       replay import ~/.claude/projects -o mine.jsonl
       replay import traces/*.json.xz -o all.jsonl
     """
+    from replay.results import units
     from replay.trace import Trace, importers, write
 
     with _files(len(sources)) as progress:
@@ -56,7 +57,8 @@ def import_(sources: tuple[str, ...], output: str, fmt: str | None, keep_text: b
     for note in imported.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(
-        f"{output}: {len(trace.sessions):,} sessions, {len(trace):,} turns, {trace.prompt_tokens:,} prompt tokens",
+        f"{output}: {units.count(len(trace.sessions), 'session')}, {units.count(len(trace), 'turn')}, "
+        f"{units.count(trace.prompt_tokens, 'prompt token')}",
         err=True,
     )
 
@@ -83,9 +85,10 @@ def synth(profile: str, output: str, sessions: int, seed: int) -> None:
     Example:
       replay synth claude-code -o team.jsonl --sessions 200 --seed 1
     """
+    from replay.results import units
     from replay.trace import write
     from replay.trace.synth import generate
 
     header, turns = generate(profile, sessions, seed)
     count = write(output, header, turns)
-    click.echo(f"{output}: {count:,} turns", err=True)
+    click.echo(f"{output}: {units.count(count, 'turn')}", err=True)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from replay.calibration.measure import Residual
 from replay.calibration.validate import Figure
+from replay.results.units import plain
 
 HEAD = ("run", "figure", "measured", "simulated", "draws", "error")
 
@@ -33,19 +34,21 @@ def _cells(figure: Figure) -> tuple[str, str, str, str, str, str]:
 
 
 def _table(title: str, figures: list[Figure]) -> str:
-    table = Table(title=title, title_justify="left")
-    for number, name in enumerate(HEAD):
-        table.add_column(name, justify="left" if number < 2 else "right", no_wrap=number < 2)
-    run = None
-    for figure in figures:
-        cells = _cells(figure)
-        if run not in (None, figure.run):
-            table.add_section()
-        table.add_row(cells[0] if figure.run != run else "", *cells[1:])
-        run = figure.run
-    out = io.StringIO()
-    Console(file=out, width=120, highlight=False).print(table)
-    return out.getvalue()
+    """A run's name stands above its figures, so that the table is at home in 80 columns."""
+    rows = [_cells(figure) for figure in figures]
+    widths = [max(map(len, column)) for column in zip(HEAD, *rows, strict=True)][1:]
+
+    def line(cells: tuple[str, ...]) -> str:
+        figure, *rest = zip(cells, widths, strict=True)
+        padded = [f"{figure[0]:<{figure[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]
+        return "  ".join(["", *padded]).rstrip()
+
+    lines, run = [title, "", line(HEAD[1:])], None
+    for name, *cells in rows:
+        lines += [] if name == run else [plain(name)]
+        lines.append(line(tuple(cells)))
+        run = name
+    return "\n".join(lines) + "\n"
 
 
 def _markdown(title: str, figures: list[Figure]) -> str:
@@ -63,5 +66,5 @@ def residuals(found: list[Residual]) -> str:
         error = f"{100 * (each.fitted / each.measured - 1):+.1f} %"
         table.add_row(each.what, f"{1000 * each.measured:,.1f} ms", f"{1000 * each.fitted:,.1f} ms", error)
     out = io.StringIO()
-    Console(file=out, width=120, highlight=False).print(table)
+    Console(file=out, width=80, highlight=False).print(table)
     return out.getvalue()

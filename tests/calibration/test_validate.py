@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,8 @@ from click.testing import CliRunner
 
 from replay.backends import preset
 from replay.backends.connect import Where
-from replay.calibration import recorded, validate
+from replay.calibration import recorded, render, validate
+from replay.calibration.validate import Figure
 from replay.cli import main
 from replay.errors import ReplayError
 from replay.results import Store
@@ -114,3 +116,32 @@ def test_the_command_prints_tables_and_exits_by_error(tmp_path: Path) -> None:
     data = json.loads(CliRunner().invoke(main, ["validate", folder, "--draws", "1", "--json"]).stdout)
     assert {row["figure"] for row in data["runs"]} == {"cached share", "ttft_p50", "ttft_p90", "ttft_p99"}
     assert CliRunner().invoke(main, ["validate", folder, "--draws", "1", "--max-error", "1"]).exit_code == 1
+
+
+def test_the_table_fits_80_columns_and_names_each_run_once() -> None:
+    names = ("vllm-offload-cpu agents-again, and a longer name than most", "b\x1b[31m")
+    figures = [
+        Figure(name, figure, 13.815, 8.254, 7.1, 13.9) for name in names for figure in ("ttft_p50", "ttft_p99")
+    ] + [Figure(names[1], "cached share", 0.892, 0.9, 0.9, 0.9)]
+    shown = render.text(figures, [])
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.splitlines()[3:] == [
+        names[0],
+        "  ttft_p50      13,815 ms   8,254 ms  7,100 ms to 13,900 ms      -40.3 %",
+        "  ttft_p99      13,815 ms   8,254 ms  7,100 ms to 13,900 ms      -40.3 %",
+        "b?[31m",
+        "  ttft_p50      13,815 ms   8,254 ms  7,100 ms to 13,900 ms      -40.3 %",
+        "  ttft_p99      13,815 ms   8,254 ms  7,100 ms to 13,900 ms      -40.3 %",
+        "  cached share     89.2 %     90.0 %                         +0.8 points",
+    ]
+    assert "simulated" in shown.splitlines()[0]
+
+
+def test_what_the_help_says_first_runs_in_the_repository() -> None:
+    helped = CliRunner().invoke(main, ["validate", "--help"]).output
+    (command,) = re.findall(r"Examples:\n +replay (validate .*)", helped)
+    root = Path(__file__).parents[2]
+    args = [str(root / word) if "/" in word else word for word in command.split()]
+    done = CliRunner().invoke(main, [*args, "--draws", "1"], catch_exceptions=False)
+    assert done.exit_code == 0 and "vllm agents\n" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80

@@ -175,6 +175,7 @@ def test_no_session_is_left_out_where_there_are_few(write: Write, make_rows: Row
     with open_readable(write(make_rows(sessions=sessions))) as con:
         rows = queries.rows(con, "chart_sessions", queries.find_run(con, None))
     assert len({row["session"] for row in rows}) == min(sessions, 16)
+    assert not re.search(r"\b1 sessions", run._lanes(rows, {}).alt)
     assert sum(row["requests"] for row in rows) == 14 * min(sessions, 16)
 
 

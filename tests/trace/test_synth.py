@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 from statistics import median
 
@@ -136,3 +137,11 @@ def test_documents_are_asked_one_at_a_time():
         trace = Trace(*generate(profile, 4, 0))
         assert trace.after == [(), *((index,) for index in range(len(trace) - 1))]
         assert len(trace.families) == 1
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_what_a_trace_says_of_itself_counts_one_as_one(profile: str):
+    header, _ = generate(profile, 1, 0)
+    said = " ".join([header.origin or "", *header.notes])
+    assert not re.search(r"\b1 (sessions|others|documents|turns)\b", said)
+    assert re.search(r"\b1 (session|other|document)\b", said)

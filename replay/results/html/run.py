@@ -208,13 +208,16 @@ def _lanes(rows: list[dict[str, Any]], tables: dict[str, Section]) -> Figure:
     shown, total = len({row["lane"] for row in rows}), rows[0]["sessions"]
     others = shown - len({row["lane"] for row in rows if row["worst"]})
     measure = "lost most" if rows[0]["session_loss"] is not None else "had the slowest first tokens"
-    headings = (f"Sessions that {measure}", f"{others} of the other {total - shown + others:,} sessions, by start")
+    headings = (
+        f"Sessions that {measure}",
+        f"{others} of the other {units.count(total - shown + others, 'session')}, by start",
+    )
     left = f"{shown} of {total:,} sessions are shown: those that {measure}, then others evenly spaced by their start."
     sampled = [left] if shown < total else []
     return Figure(
         name="sessions",
         title="Sessions and their pauses",
-        alt=f"Swim lanes of {shown} of {total:,} sessions over the run's time; the first lane is "
+        alt=f"Swim lanes of {shown} of {units.count(total, 'session')} over the run's time; the first lane is "
         f"{units.plain(rows[0]['session'])}, with {units.tokens(rows[0]['session_loss'])} tokens lost.",
         draw=lanes([{**row, "session": units.plain(row["session"])} for row in rows], headings),
         tables=[_lane_table(rows), *([tables["sessions"]] if "sessions" in tables else [])],

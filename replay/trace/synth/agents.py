@@ -210,7 +210,8 @@ def _header(sessions: int, seed: int, gap: float) -> Header:
         synthetic=True,
         seed=seed,
         notes=[
-            f"{sessions} sessions start as a Poisson process with a mean gap of {gap:g} s.",
+            f"{sessions} {'sessions start' if sessions > 1 else 'session starts'} as a Poisson process "
+            f"with a mean gap of {gap:g} s.",
             "All sessions share the segments 'tools' and 'system'; everything else is private.",
             "A pause is a tool call's or a human's time; the model's own time is the backend's to add.",
             f"A context ends below {WINDOW} tokens; human pauses end at {HUMAN_PAUSE.most:g} s.",

@@ -58,7 +58,8 @@ def evict_and_return(
     for number in range(sessions):
         asked.ask(f"other-{number:02d}", length)
     asked.ask("first", length)
-    visits = f"a {length}-token document twice, {sessions} others of that length, the first again"
+    others = f"{sessions} other{'s' if sessions > 1 else ''} of that length"
+    visits = f"a {length}-token document twice, {others}, the first again"
     origin = f"{visits}; each visit asks another {question}-token question"
     return _header("evict-and-return", seed, origin), asked.turns
 
