@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cache
 from typing import Any
 
@@ -48,20 +49,21 @@ def run(con: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, Any]:
     return values
 
 
-def find_run(con: duckdb.DuckDBPyConnection, wanted: str | None, *, source: str = "the results file") -> str:
+def find_run(con: duckdb.DuckDBPyConnection, wanted: str | None, *, source: str | None = None) -> str:
     """The id of the run that `wanted` names: an id, a name (its latest run), or a unique start of either.
 
     Args:
         con: connection to a results file.
         wanted: null for the latest run.
-        source: what to call the file in an error.
+        source: the file, for errors.
 
     Raises:
         ReplayError: there is none, or several.
     """
     found = con.execute("SELECT id, name FROM runs ORDER BY started_at DESC, rowid DESC").fetchall()
+    file = source or "the results file"
     if not found:
-        raise ReplayError(f"{source}: no runs yet; `replay run` adds one")
+        raise ReplayError(f"{file}: no runs yet; `replay run` adds one")
     if wanted is None:
         return str(found[0][0])
     exact = [id for id, name in found if wanted in (id, name)]
@@ -72,9 +74,12 @@ def find_run(con: duckdb.DuckDBPyConnection, wanted: str | None, *, source: str 
         return str(close[0])
     if close:
         shown = ", ".join(close[:5]) + (", ..." if len(close) > 5 else "")
-        raise ReplayError(f"{source}: {wanted!r} could be any of {len(close)} runs: {shown}; type more of the id")
+        raise ReplayError(f"{file}: {wanted!r} could be any of {len(close)} runs: {shown}; type more of the id")
     names = {name for _, name in found if name} or {id for id, _ in found}
-    raise unknown_name("run", wanted, names, hint=f'`replay sql "SELECT * FROM v_runs"` lists those of {source}')
+    named = f" --db {shlex.quote(source)}" if source else ""
+    raise unknown_name(
+        "run", wanted, names, hint=f'`replay sql "SELECT id, name, trace FROM v_runs"{named}` lists them'
+    )
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -351,3 +352,12 @@ def test_by_its_id_the_earlier_run_of_a_name_compares(both: Both, write: Write, 
     with pytest.raises(ReplayError) as caught:
         compare(path, ["a", "late"])
     assert "was taken" not in str(caught.value)
+
+
+def test_the_command_that_an_unknown_run_is_answered_with_lists_the_runs_of_that_file(both: Both) -> None:
+    path = both()
+    path = path.rename(path.with_name("results of mine.duckdb"))
+    said = CliRunner().invoke(main, ["report", "nosuch", "--db", str(path)]).output
+    (command,) = re.findall(r"`replay (.*)`", said)
+    listed = CliRunner().invoke(main, shlex.split(command)).output
+    assert re.findall(r"^(a|b) ", listed, re.MULTILINE) == ["b", "a"]
