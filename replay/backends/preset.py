@@ -6,6 +6,7 @@ A preset is a YAML file described by `schemas/backend.schema.json`. The bundled 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -150,11 +151,14 @@ def load(name: str, overrides: tuple[str, ...] | list[str] = ()) -> Preset:
     data.setdefault("name", path.stem)
     for override in overrides:
         _set(data, override)
-    where = f"{path}{' with --set ' + ' '.join(overrides) if overrides else ''}"
+    shown = f"backend {path.stem}" if path.parent == PRESETS else str(path)
+    where = " with ".join([shown, *(f"--set {each}" for each in overrides)])
+    for unknown in _unknown(data):
+        raise ReplayError(f"{where}: there is no field {unknown!r}; {_nearest(unknown)}")
     try:
         preset = msgspec.convert(data, Preset, strict=False)
     except msgspec.ValidationError as error:
-        raise ReplayError(f"{where}: {error}") from None
+        raise ReplayError(f"{where}: {_explained(str(error))}") from None
     return _check(preset, where)
 
 
@@ -172,21 +176,63 @@ def _set(data: dict[str, Any], override: str) -> None:
                 raise ReplayError(f"--set {override}: {folder!r} holds no fields")
             inner = data[folder] = {}
         data = inner
-    data[field] = yaml.safe_load(value)
+    try:
+        data[field] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ReplayError(f"--set {override}: {value!r} is not a value in YAML; quote it") from None
 
 
-def _fields(struct: type[msgspec.Struct], path: str = "") -> Iterator[tuple[str, bool]]:
-    """Dotted paths of all fields of a preset, and whether a path may go on below with names of the user's."""
+def _fields(struct: type[msgspec.Struct], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted paths of all fields of a preset, and their types."""
     for field in msgspec.structs.fields(struct):
         inner = [kind for kind in (field.type, *get_args(field.type)) if isinstance(kind, type)]
-        yield path + field.encode_name, get_origin(field.type) is dict
+        yield path + field.encode_name, field.type
         for kind in inner:
             if issubclass(kind, msgspec.Struct):
                 yield from _fields(kind, f"{path}{field.encode_name}.")
 
 
 def _known(key: str) -> bool:
-    return any(key == path or (opens and key.startswith(f"{path}.")) for path, opens in _fields(Preset))
+    """Whether there is such a field, or one that takes names of the user's below it."""
+    return any(
+        key == path or (get_origin(kind) is dict and key.startswith(f"{path}.")) for path, kind in _fields(Preset)
+    )
+
+
+def _unknown(data: dict[Any, Any], path: str = "") -> Iterator[str]:
+    """Dotted paths in a backend file that no field has."""
+    for key, value in data.items():
+        if not _known(f"{path}{key}"):
+            yield f"{path}{key}"
+        elif isinstance(value, dict):
+            yield from _unknown(value, f"{path}{key}.")
+
+
+_DECODER = re.compile(r"(?P<what>.*) - at `\$\.(?P<field>.*)`")
+_BOUND = re.compile(r"Expected `\w+` (?P<sign>[<>]=?) (?P<bound>\S+)")
+_KIND = re.compile(r"Expected `(?P<kind>.*)`, got `(?P<got>.*)`")
+
+
+def _explained(message: str) -> str:
+    """What msgspec says of a value that does not fit, in the words of a backend file."""
+    found = _DECODER.fullmatch(message)
+    if found is None:
+        return message.replace("`", "")
+    what, field = found["what"], found["field"]
+    if bound := _BOUND.fullmatch(what):
+        return f"{field} must be {bound['sign']} {float(bound['bound']):g}"
+    if kind := _KIND.fullmatch(what):
+        return f"{field} must be {kind['kind'].replace(' | ', ' or ')}, not {kind['got']}"
+    if what.startswith("Invalid enum value"):
+        return f"{field} must be one of {', '.join(_choices(dict(_fields(Preset)).get(field)))}"
+    return f"{field}: {what[:1].lower()}{what[1:].replace('`', '')}"
+
+
+def _choices(kind: Any) -> list[str]:
+    """The values of a `Literal`, also one within a union."""
+    if get_origin(kind) is Literal:
+        return [str(value) for value in get_args(kind)]
+    return [value for inner in get_args(kind) for value in _choices(inner)]
 
 
 def _nearest(key: str) -> str:

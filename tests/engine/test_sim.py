@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from engine.harness import Ask, Session, backend
@@ -299,6 +300,46 @@ def test_an_override_of_an_unknown_field_names_the_nearest(override: str, near: 
     with pytest.raises(ReplayError, match="there is no field") as raised:
         presets.load("lmcache-disk", [override])
     assert near in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("tiers.cpu.gib=-1", "tiers.cpu.gib must be > 0"),
+        ("tiers.cpu.gib=1e12", "tiers.cpu.gib must be <= 1e+09"),
+        ("max_seqs=0", "max_seqs must be >= 1"),
+        ("max_seqs=many", "max_seqs must be int, not str"),
+        ("router=sesion", "router must be one of round-robin, session, prefix"),
+        ("tiers.cpu.policy=mru", "tiers.cpu.policy must be one of lru, fifo, lfu, none"),
+        ("tiers.disk.path=/tmp", "tiers.disk: object missing required field gib"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_told_in_words_and_without_a_path(override: str, said: str) -> None:
+    with pytest.raises(ReplayError) as raised:
+        presets.load("lmcache-cpu", [override])
+    assert str(raised.value) == f"backend lmcache-cpu with --set {override}: {said}"
+
+
+def test_a_value_that_is_no_yaml_is_one_line() -> None:
+    with pytest.raises(ReplayError, match=r"^--set launch.args=\[: '\[' is not a value in YAML; quote it$"):
+        presets.load("vllm", ["launch.args=["])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("chunk_tokenz: 256", "there is no field 'chunk_tokenz'; did you mean chunk_tokens?"),
+        ("tiers: {cpu: {gibs: 3}}", "there is no field 'tiers.cpu.gibs'; did you mean tiers.cpu.gib?"),
+        ("max_seqs: -1", "max_seqs must be >= 1"),
+        ("tiers: 5", "tiers must be object, not int"),
+    ],
+)
+def test_a_field_of_a_file_is_told_with_the_files_name(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text + "\nlaunch: {env: {A: b}}\n")
+    with pytest.raises(ReplayError) as raised:
+        presets.load(str(path))
+    assert str(raised.value) == f"{path}: {said}"
 
 
 def test_names_of_the_users_own_go_below_where_the_preset_takes_them() -> None:
