@@ -102,7 +102,7 @@ def _trace(path: str) -> Any:
     type=click.Choice(["refuse", "drop"]),
     default="refuse",
     show_default=True,
-    help="Prompts beyond the model's context.",
+    help="Prompts beyond the model's context, or a simulated GPU tier.",
 )
 @click.option(
     "--restart-at", type=float, metavar="SECONDS", help="Restart the engine then: what does the disk bring back?"
