@@ -183,7 +183,7 @@ def _of_runs(con: duckdb.DuckDBPyConnection, a: str, b: str) -> dict[str, Cell]:
 
 def _rates(con: duckdb.DuckDBPyConnection, run: str) -> dict[str, float | None]:
     rates, checks = queries.row(con, "throughput", run), queries.row(con, "checks", run)
-    left_out = checks["too_long"] + checks["after_too_long"]  # as the user asked
+    left_out = queries.left_out(checks)
     failed = checks["errors"] + checks["dropped"] - left_out
     ended = checks["turns"] - checks["cancelled"] - left_out
     return {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay.results import units
+from replay.results import queries, units
 from replay.results.report import CACHED, LOSSES, SERVED_FROM, Report
 
 BAR = 14
@@ -149,7 +149,7 @@ def _how(run: dict[str, Any]) -> Iterator[str]:
 
 def _outcome(report: Report) -> str:
     counts = report.requests
-    after_failure = counts["dropped"] - counts["too_long"] - counts["after_too_long"]
+    after_failure = counts["dropped"] - queries.left_out(counts)
     shown = counts | {"dropped": after_failure}
     bad = [f"{shown[key]:,} {text}" for key, text in _BAD.items() if shown[key]]
     planned = report.run["turns"] or counts["total"]

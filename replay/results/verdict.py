@@ -82,7 +82,7 @@ def _completeness(
 
 
 def _requests(checks: Mapping[str, Any], self_check: Mapping[str, Any], invalid: _Reasons, partial: _Reasons) -> None:
-    left_out = checks["too_long"] + checks["after_too_long"]
+    left_out = queries.left_out(checks)
     ended = checks["turns"] - checks["cancelled"] - left_out
     dropped = checks["dropped"] - left_out
     failed = checks["errors"] + dropped

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from replay.results import layout, render, units
+from replay.results import layout, queries, render, units
 from replay.results.report import CACHED, Report, report
 
 REFRESH_S = 2.0
@@ -63,7 +63,7 @@ def line(state: Report) -> str:
         f"TTFT p50 {units.duration(first['p50'])}, p95 {units.duration(first['p95'])}",
     ]
     counts = state.requests
-    failed = counts["errors"] + counts["dropped"] - counts["too_long"] - counts["after_too_long"]
+    failed = counts["errors"] + counts["dropped"] - queries.left_out(counts)
     return ", ".join([*parts, *([f"{failed:,} failed"] if failed else [])])
 
 
