@@ -237,6 +237,7 @@ def _fit_steps(grid: Grid, most: int) -> StepFit:
     # A launch hides behind the step under way, and takes the place of another (replay.engine.scheduler).
     launch = min(alone, grid.interrupted_s + 2 * step)
     overhead = max(0.0, alone - max(launch, decode[0]))
+    rested = [row.ttft_s for row in grid.prefill if (row.cached, row.new) == (0, FULL)]
     power_cap = 1.0
     for _ in range(CAP_ROUNDS):  # each depends on the other, a little
         fits = [
@@ -251,7 +252,6 @@ def _fit_steps(grid: Grid, most: int) -> StepFit:
             for p in PREPARE
         ]
         best = min(fits, key=lambda f: sum((_ttft(row, f, most) / row.ttft_s - 1) ** 2 for row in grid.prefill))
-        rested = [row.ttft_s for row in grid.prefill if (row.cached, row.new) == (0, FULL)]
         if grid.sustained_s is None or not rested:
             break
         power_cap = max(1.0, 1 + (grid.sustained_s - mean(rested)) / (best.token_s * cool_tokens(best, most)))
@@ -302,8 +302,8 @@ def _fit_link(
 
     def beyond(row: fit.Prefill) -> float:
         """What a request took beyond its steps and the tiers above, stores among it."""
-        chunks = (row.cached + row.new) // chunk - row.cached // chunk
-        stores = sum(up.store_seconds(chunks * chunk * per_token, chunks) for up in above.values() if up.blocking_store)
+        count = (row.cached + row.new) // chunk - row.cached // chunk
+        stores = sum(up.store_seconds(count * chunk * per_token, count) for up in above.values() if up.blocking_store)
         return row.ttft_s - _ttft(row, steps, most, above) - stores
 
     # Short requests store little: what they take beyond is the connector's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,20 @@ from replay.errors import ReplayError
 from replay.trace import write
 
 KEY = "sk-not-for-anyones-eyes"
+
+
+@contextlib.contextmanager
+def one_killed(server: Any) -> Iterator[None]:
+    """Kills a worker of the run within the block once the server has its fifth request."""
+
+    def kill() -> None:
+        assert server.fifth.wait(60)
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    yield
+    killer.join()
 
 
 def test_a_serial_run_has_the_same_rows_with_any_number_of_workers(kit: Any, engines: Any, play: Any) -> None:
@@ -74,15 +90,8 @@ def test_idle_time_is_skipped_only_when_all_workers_are_idle(kit: Any, slow: Any
 def test_a_killed_worker_fails_its_own_turns_and_the_others_go_on(kit: Any, slow: Any, play: Any) -> None:
     server, url = slow
     server.wait_s = 0.3
-
-    def kill() -> None:
-        assert server.fifth.wait(60)
-        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    results = play(kit.agents(sessions=6), url, workers=2)
-    killer.join()
+    with one_killed(server):
+        results = play(kit.agents(sessions=6), url, workers=2)
     rows = results.rows("session, turn, worker, status, error")
     assert len(rows) == 18
     failed = [(worker, error) for *_, worker, status, error in rows if status == "error"]
@@ -151,15 +160,8 @@ def test_a_sweep_sends_through_workers_too_and_names_one_that_died(kit: Any, slo
     command = ["sweep", str(tmp_path / "t.jsonl"), "--backend", "vllm", "--target", url, "--workers", "2"]
     command += ["--db", str(tmp_path / "r.db"), "--concurrency", "3"]
     server.wait_s = 0.3
-
-    def kill() -> None:
-        assert server.fifth.wait(60)
-        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    lost = CliRunner().invoke(main, command)
-    killer.join()
+    with one_killed(server):
+        lost = CliRunner().invoke(main, command)
     assert lost.exit_code == 2, lost.output
     assert "was killed by signal 9; its run" in " ".join(lost.output.split())
     again = CliRunner().invoke(main, command)
